@@ -1,0 +1,44 @@
+# Everything here needs Python 3.11 or newer and make; the rest is installed into .venv.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run test lint types unit bench clean constraints
+
+help:            ## Say what there is
+	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP)  ## Make .venv with everything in it, at the pinned versions
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Himalia needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.12 " + "setup")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || { echo "Python cannot make virtual environments here: install its venv package (Debian: apt-get install python3-venv)"; exit 1; }
+	@echo "Installing into .venv (a minute or so the first time)"
+	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --constraint constraints.txt pip
+	@PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --editable '.[arrow,tracing]' --group dev
+	@touch $(STAMP)
+
+run: setup       ## Start the server on its embedded log
+	@$(BIN)/himalia serve
+
+test: lint types unit  ## Lint, check types, run all tests
+
+lint: setup
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+types: setup
+	@$(BIN)/mypy
+
+unit: setup
+	@$(BIN)/pytest
+
+bench: setup     ## Measure Himalia beside its peers
+	@$(BIN)/python -m benchmarks
+
+constraints: setup  ## Pin what is installed now
+	@$(BIN)/python -m pip freeze --exclude-editable --all | grep -v '@' | grep -E '^[A-Za-z0-9_.-]+==' > constraints.txt
+
+clean:           ## Remove .venv and caches
+	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis dist benchmarks/.build

@@ -1,0 +1,195 @@
+"""Every error that Himalia raises or sends, in one tree.
+
+::
+
+    HimaliaError                     code, message, data
+    ├── BadRequest                   BAD_REQUEST            malformed input; do not retry
+    │   ├── BadFilter                BAD_FILTER             a content filter that does not compile
+    │   └── MessageTooLarge          MESSAGE_TOO_LARGE
+    ├── FilterFailed                 FILTER_FAILED          a content filter that failed on a record
+    ├── Unauthorized                 UNAUTHORIZED           no key, or a wrong one
+    │   └── Forbidden                FORBIDDEN              the key lacks this right on this topic
+    ├── TopicNotFound                TOPIC_NOT_FOUND
+    ├── TopicExists                  TOPIC_EXISTS
+    ├── EpochChanged                 EPOCH_CHANGED          the topic was deleted and created again, or restored
+    ├── LimitExceeded
+    │   ├── TooManyConnections       TOO_MANY_CONNECTIONS
+    │   ├── TooManySubscriptions     TOO_MANY_SUBSCRIPTIONS
+    │   ├── TooManyTopics            TOO_MANY_TOPICS
+    │   └── RateLimited              RATE_LIMITED
+    ├── SubscriptionReplaced         REPLACED               the same client_id subscribed elsewhere
+    ├── SlowConsumer                 SLOW_CONSUMER          fell behind under the policy ``disconnect``
+    ├── ShuttingDown                 SHUTTING_DOWN          retry against the restarted server
+    ├── LogUnavailable               UNAVAILABLE            nothing was stored; retry later
+    │   ├── LogFull                  UNAVAILABLE            no space left on the device
+    │   ├── LogReadOnly              UNAVAILABLE
+    │   ├── LogCorrupt               UNAVAILABLE
+    │   ├── LogLocked                UNAVAILABLE            another process owns the file
+    │   └── LogTooNew                UNAVAILABLE            written by a newer Himalia
+    ├── ConnectionFailed             CONNECTION_FAILED      client side: no server answers
+    ├── ConfigurationError           BAD_CONFIGURATION      a setting that cannot work
+    └── InternalError                INTERNAL               a bug of ours; the server log has the details
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, ClassVar
+
+
+class ErrorCode(StrEnum):
+    """What an ``error`` message carries. Programs match on these; people read the message beside it."""
+
+    BAD_REQUEST = "BAD_REQUEST"
+    BAD_FILTER = "BAD_FILTER"
+    MESSAGE_TOO_LARGE = "MESSAGE_TOO_LARGE"
+    FILTER_FAILED = "FILTER_FAILED"
+    UNAUTHORIZED = "UNAUTHORIZED"
+    FORBIDDEN = "FORBIDDEN"
+    TOPIC_NOT_FOUND = "TOPIC_NOT_FOUND"
+    TOPIC_EXISTS = "TOPIC_EXISTS"
+    EPOCH_CHANGED = "EPOCH_CHANGED"
+    TOO_MANY_CONNECTIONS = "TOO_MANY_CONNECTIONS"
+    TOO_MANY_SUBSCRIPTIONS = "TOO_MANY_SUBSCRIPTIONS"
+    TOO_MANY_TOPICS = "TOO_MANY_TOPICS"
+    RATE_LIMITED = "RATE_LIMITED"
+    REPLACED = "REPLACED"
+    SLOW_CONSUMER = "SLOW_CONSUMER"
+    SHUTTING_DOWN = "SHUTTING_DOWN"
+    UNAVAILABLE = "UNAVAILABLE"
+    CONNECTION_FAILED = "CONNECTION_FAILED"
+    BAD_CONFIGURATION = "BAD_CONFIGURATION"
+    INTERNAL = "INTERNAL"
+
+
+class HimaliaError(Exception):
+    """The root. ``message`` is a sentence for people; ``data`` is what a program may want to know."""
+
+    code: ClassVar[ErrorCode] = ErrorCode.INTERNAL
+
+    def __init__(self, message: str, **data: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.data = data
+
+
+class BadRequest(HimaliaError):
+    code = ErrorCode.BAD_REQUEST
+
+
+class BadFilter(BadRequest):
+    code = ErrorCode.BAD_FILTER
+
+
+class MessageTooLarge(BadRequest):
+    code = ErrorCode.MESSAGE_TOO_LARGE
+
+
+class FilterFailed(HimaliaError):
+    code = ErrorCode.FILTER_FAILED
+
+
+class Unauthorized(HimaliaError):
+    code = ErrorCode.UNAUTHORIZED
+
+
+class Forbidden(Unauthorized):
+    code = ErrorCode.FORBIDDEN
+
+
+class TopicNotFound(HimaliaError):
+    code = ErrorCode.TOPIC_NOT_FOUND
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(f"topic {topic!r} does not exist; create it with POST /topics", topic=topic)
+
+
+class TopicExists(HimaliaError):
+    code = ErrorCode.TOPIC_EXISTS
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(f"topic {topic!r} exists already", topic=topic)
+
+
+class EpochChanged(HimaliaError):
+    code = ErrorCode.EPOCH_CHANGED
+
+    def __init__(self, topic: str, expected: str, actual: str) -> None:
+        super().__init__(
+            f"topic {topic!r} has epoch {actual}, not {expected}: it was deleted and created again, or restored",
+            topic=topic,
+            expected=expected,
+            actual=actual,
+        )
+
+
+class LimitExceeded(HimaliaError):
+    pass
+
+
+class TooManyConnections(LimitExceeded):
+    code = ErrorCode.TOO_MANY_CONNECTIONS
+
+
+class TooManySubscriptions(LimitExceeded):
+    code = ErrorCode.TOO_MANY_SUBSCRIPTIONS
+
+
+class TooManyTopics(LimitExceeded):
+    code = ErrorCode.TOO_MANY_TOPICS
+
+
+class RateLimited(LimitExceeded):
+    code = ErrorCode.RATE_LIMITED
+
+
+class SubscriptionReplaced(HimaliaError):
+    """Client side: another connection subscribed with the same topic, key and ``client_id``."""
+
+    code = ErrorCode.REPLACED
+
+
+class SlowConsumer(HimaliaError):
+    code = ErrorCode.SLOW_CONSUMER
+
+
+class ShuttingDown(HimaliaError):
+    code = ErrorCode.SHUTTING_DOWN
+
+
+class LogUnavailable(HimaliaError):
+    """The log cannot store or read now. Nothing of the failed call was stored; a retry is safe."""
+
+    code = ErrorCode.UNAVAILABLE
+
+
+class LogFull(LogUnavailable):
+    pass
+
+
+class LogReadOnly(LogUnavailable):
+    pass
+
+
+class LogCorrupt(LogUnavailable):
+    pass
+
+
+class LogLocked(LogUnavailable):
+    pass
+
+
+class LogTooNew(LogUnavailable):
+    pass
+
+
+class ConnectionFailed(HimaliaError):
+    code = ErrorCode.CONNECTION_FAILED
+
+
+class ConfigurationError(HimaliaError):
+    code = ErrorCode.BAD_CONFIGURATION
+
+
+class InternalError(HimaliaError):
+    code = ErrorCode.INTERNAL

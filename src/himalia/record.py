@@ -1,0 +1,116 @@
+"""The values everything else speaks of: a record, where it stands, and the topic it stands in."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from functools import lru_cache
+
+import msgspec
+
+
+class Record(msgspec.Struct, frozen=True, gc=False):
+    """One stored message. It never changes, so it may be shared between threads and subscribers.
+
+    ``headers`` and ``payload`` are JSON as bytes, kept as they came and never encoded again.
+    """
+
+    topic: str
+    offset: int
+    ts_us: int
+    id: str
+    headers: bytes
+    payload: bytes
+
+    @property
+    def size_bytes(self) -> int:
+        return size_bytes(self.id, self.headers, self.payload)
+
+
+class Draft(msgspec.Struct, frozen=True, gc=False):
+    """A record that is not stored yet: the log gives it an offset and a time."""
+
+    id: str
+    payload: bytes
+    headers: bytes = b"{}"
+
+    @property
+    def size_bytes(self) -> int:
+        return size_bytes(self.id, self.headers, self.payload)
+
+
+class Position(msgspec.Struct, frozen=True):
+    """A place in a topic. The offset alone would lie after a topic was deleted and created again."""
+
+    offset: int
+    epoch: str
+
+
+class Retention(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How much of a topic is kept; ``None`` means the server's default, 0 means without limit."""
+
+    age_s: float | None = None
+    bytes: int | None = None
+    count: int | None = None
+
+    def over(self, default: Retention) -> Retention:
+        """These limits, with ``default`` where this says nothing."""
+        return Retention(
+            age_s=default.age_s if self.age_s is None else self.age_s,
+            bytes=default.bytes if self.bytes is None else self.bytes,
+            count=default.count if self.count is None else self.count,
+        )
+
+
+class TopicInfo(msgspec.Struct, frozen=True):
+    """A topic as the log sees it at one moment. Records kept are ``first`` to ``end - 1``."""
+
+    name: str
+    epoch: str
+    first: int
+    end: int
+    bytes: int
+    created_us: int
+    last_ts_us: int
+    retention: Retention
+
+
+def size_bytes(id: str, headers: bytes, payload: bytes) -> int:
+    """What a record counts for in retention, limits and statistics."""
+    return len(id) + len(headers) + len(payload)
+
+
+def now_us() -> int:
+    return time.time_ns() // 1000
+
+
+@lru_cache(maxsize=256)
+def format_ts(ts_us: int) -> str:
+    """``2026-11-15T20:17:03.000123Z``; cached because the records of one commit share their time."""
+    seconds, micros = divmod(ts_us, 1_000_000)
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{micros:06d}Z"
+
+
+def parse_ts(text: str | float) -> int:
+    """Microseconds from ISO 8601 (UTC where it names no zone) or from seconds since 1970.
+
+    Raises ``ValueError`` when it is neither, or outside the years 1970 to 9999.
+    """
+    if isinstance(text, str) and not _is_number(text):
+        moment = datetime.fromisoformat(text)
+        if moment.tzinfo is None:
+            moment = moment.replace(tzinfo=UTC)
+        seconds = moment.timestamp()
+    else:
+        seconds = float(text)
+    if not 0 <= seconds < 253_402_300_800:
+        raise ValueError(f"time {text!r} is outside 1970..9999")
+    return round(seconds * 1_000_000)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

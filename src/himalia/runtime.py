@@ -1,0 +1,64 @@
+"""How programs on this machine find a running server: one small private file for each log."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import msgspec
+import platformdirs
+
+
+class RunningServer(msgspec.Struct, frozen=True):
+    """What a server tells other programs of the same user."""
+
+    url: str
+    token: str | None
+    pid: int
+    log: str
+    started_us: int
+
+
+def runtime_directory() -> Path:
+    """Where the files are: ``HIMALIA_RUNTIME_DIR``, else beside the user's data, as Jupyter has it."""
+    named = os.environ.get("HIMALIA_RUNTIME_DIR")
+    return Path(named) if named else platformdirs.user_data_path("himalia") / "runtime"
+
+
+def announce(server: RunningServer) -> Path:
+    """Write the file of this server, readable by its user only. Returns its path, to be removed at the end."""
+    directory = runtime_directory()
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    log = hashlib.sha256(server.log.encode()).hexdigest()[:12]
+    path = directory / f"server-{log}-{server.pid}.json"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(msgspec.json.encode(server))
+    return path
+
+
+def running_servers() -> list[RunningServer]:
+    """The servers of this user that are alive, the newest first. Files of dead ones are removed."""
+    found = []
+    for path in runtime_directory().glob("server-*.json"):
+        try:
+            server = msgspec.json.decode(path.read_bytes(), type=RunningServer)
+        except (OSError, msgspec.MsgspecError, json.JSONDecodeError):
+            continue
+        if _is_alive(server.pid):
+            found.append(server)
+        else:
+            path.unlink(missing_ok=True)
+    return sorted(found, key=lambda server: -server.started_us)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,70 @@
+"""Topic names and patterns: what is allowed, what is reserved, what matches."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from himalia.errors import BadRequest
+
+NAME_LENGTH_MAX = 255
+RESERVED = ("kernels", "pipeline")
+"""First segments that clients may read but not publish to without the server's own consent."""
+
+_NAME = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*\Z")
+_PATTERN = re.compile(r"(?:(?:[A-Za-z0-9_-]+|\*)(?:\.(?:[A-Za-z0-9_-]+|\*))*(?:\.>)?|>)\Z")
+
+
+def is_pattern(text: str) -> bool:
+    return "*" in text or ">" in text
+
+
+@lru_cache(maxsize=4096)
+def check_name(name: str, length_max: int = NAME_LENGTH_MAX) -> str:
+    """The name itself, or ``BadRequest`` that says what is wrong with it."""
+    _check_length(name, length_max)
+    if not _NAME.match(name):
+        raise BadRequest(
+            f"{_shown(name)} is not a topic name: use letters, digits, '_' and '-', in segments joined by dots",
+            topic=name,
+        )
+    return name
+
+
+@lru_cache(maxsize=4096)
+def check_pattern(pattern: str, length_max: int = NAME_LENGTH_MAX) -> str:
+    """The pattern (or plain name) itself, or ``BadRequest``: ``*`` is one segment, a final ``>`` the rest."""
+    _check_length(pattern, length_max)
+    if not _PATTERN.match(pattern):
+        raise BadRequest(
+            f"{_shown(pattern)} is not a topic pattern: '*' stands for one whole segment, '>' for the rest, at the end",
+            topic=pattern,
+        )
+    return pattern
+
+
+@lru_cache(maxsize=65536)
+def matches(pattern: str, name: str) -> bool:
+    """Whether a checked pattern covers a topic name. ``a.>`` covers ``a.b`` and ``a.b.c``, not ``a``."""
+    wanted, given = pattern.split("."), name.split(".")
+    for i, segment in enumerate(wanted):
+        if segment == ">":
+            return len(given) > i
+        if i >= len(given) or segment not in ("*", given[i]):
+            return False
+    return len(wanted) == len(given)
+
+
+def is_reserved(name: str) -> bool:
+    return name.split(".", 1)[0] in RESERVED
+
+
+def _check_length(text: str, length_max: int) -> None:
+    if not 0 < len(text) <= length_max:
+        raise BadRequest(
+            f"a topic name has 1 to {length_max} characters, this one has {len(text)}", length=len(text)
+        )
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 80 else text[:77] + "...")
