@@ -1,0 +1,97 @@
+"""Which message ids were stored of late, so that a repeated publish is recognised.
+
+The guarantee, in full:
+
+- A draft (of a batch without producer) whose id was stored in the same topic, in the same epoch, less than
+  ``dedup_window_s`` ago is not stored again: it is answered with the offset of that record. The age counts from
+  the record's own time to the moment the repeat is looked at.
+- Only the newest ``dedup_ids_max`` records of the whole log are looked at, however young the older ones are.
+- It makes no difference whether the first copy is still being committed (the repeat is then acknowledged with
+  that commit and fails with it), whether it stands in the same batch, whether retention has removed the record
+  meanwhile, or whether the server was restarted or crashed in between.
+- An older id, or one beyond the newest ``dedup_ids_max``, is a new message.
+- Ids of a batch with producer and sequence are remembered like any other, but not looked up: the sequence
+  decides. Where an id was stored more than once in this way, its newest record counts.
+- Deleting a topic forgets its ids. A window or a number of 0 switches the recognition off.
+
+Cost: one look-up per draft, whatever the length of the history; about 250 bytes of memory per remembered id.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+
+class StoredId(msgspec.Struct, frozen=True, gc=False):
+    """Where a message id was stored. ``topic`` is the log's own number for the topic and epoch."""
+
+    topic: int
+    id: str
+    offset: int
+    ts_us: int
+
+
+class RecentIds:
+    """The newest ids of the log. Not safe for threads; it belongs to whoever assigns offsets."""
+
+    def __init__(self, *, window_s: float, ids_max: int) -> None:
+        self.window_us = round(window_s * 1_000_000) if ids_max > 0 else 0
+        self.ids_max = ids_max
+        self._by_topic: dict[int, dict[str, StoredId]] = {}
+        self._oldest_first: deque[StoredId] = deque()
+
+    @property
+    def enabled(self) -> bool:
+        return self.window_us > 0
+
+    def __len__(self) -> int:
+        return len(self._oldest_first)
+
+    def of_topic(self, topic: int) -> dict[str, StoredId]:
+        """What is remembered of a topic, to look ids up in. May hold ids that are too old by now."""
+        return self._by_topic.get(topic, {})
+
+    def oldest_counting_us(self, now_us: int) -> int:
+        """The time before which no stored id can be recognised any more."""
+        cutoff = now_us - self.window_us + 1
+        if not self.enabled or len(self._oldest_first) < self.ids_max:
+            return cutoff
+        return max(cutoff, self._oldest_first[0].ts_us)
+
+    def remember(self, stored: Iterable[StoredId], now_us: int) -> None:
+        """Add ids, the newest last, and drop those that no longer count."""
+        if not self.enabled:
+            return
+        for entry in stored:
+            self._by_topic.setdefault(entry.topic, {})[entry.id] = entry
+            self._oldest_first.append(entry)
+        self._expire(now_us - self.window_us)
+
+    def remember_all(self, topic: int, ids: Mapping[str, StoredId], now_us: int) -> None:
+        """The same for ids of one topic, at a fraction of the cost."""
+        if ids and self.enabled:
+            self._by_topic.setdefault(topic, {}).update(ids)
+            self._oldest_first.extend(ids.values())
+            self._expire(now_us - self.window_us)
+
+    def forget_topic(self, topic: int) -> None:
+        # Its entries stay in line until their turn comes; they no longer answer.
+        self._by_topic.pop(topic, None)
+
+    def clear(self) -> None:
+        self._by_topic.clear()
+        self._oldest_first.clear()
+
+    def _expire(self, cutoff_us: int) -> None:
+        line = self._oldest_first
+        while line and (len(line) > self.ids_max or line[0].ts_us <= cutoff_us):
+            entry = line.popleft()
+            ids = self._by_topic.get(entry.topic)
+            # A newer record with the same id has taken the entry's place: that one stays.
+            if ids is not None and ids.get(entry.id) is entry:
+                del ids[entry.id]
+                if not ids:
+                    del self._by_topic[entry.topic]

@@ -1,0 +1,180 @@
+"""A log in this process's memory: the seed's behaviour, and the reference for every other implementation."""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from himalia.errors import HimaliaError, LogUnavailable, TopicNotFound
+from himalia.log.contract import Appended, Batch, Chunk, Health, LogStats
+from himalia.log.ids import RecentIds
+from himalia.log.staging import Group, ProducerMark, TopicState, World
+from himalia.log.tail import Run, within
+from himalia.log.watching import LocalWatch, Watchers
+from himalia.record import Record, Retention, TopicInfo, now_us
+from himalia.topics import check_name
+
+COUNT_DEFAULT = 100
+T = TypeVar("T")
+
+
+class MemoryLog:
+    """A log that ends with the process; see ``himalia.log.contract.Log``.
+
+    A topic keeps its last 100 records unless ``retention``, or the topic's own, says otherwise. A server-wide
+    count of 0 means these 100 too: only a topic may ask to grow without limit.
+    """
+
+    def __init__(
+        self,
+        *,
+        retention: Retention | None = None,
+        dedup_window_s: float = 120.0,
+        dedup_ids_max: int = 262_144,
+        retention_interval_s: float = 1.0,
+        topics_max: int = 100_000,
+        clock: Callable[[], int] = now_us,
+    ) -> None:
+        asked = retention or Retention()
+        self._retention = Retention(age_s=asked.age_s, bytes=asked.bytes, count=asked.count or COUNT_DEFAULT)
+        self._retention_interval_s = retention_interval_s
+        self._clock = clock
+        self._producers: dict[int, dict[str, ProducerMark]] = {}
+        self._world = World(
+            RecentIds(window_s=dedup_window_s, ids_max=dedup_ids_max),
+            topics_max=topics_max,
+            find_producer=lambda topic, producer: self._producers.get(topic, {}).get(producer),
+        )
+        self._runs: dict[int, Run] = {}
+        self._watchers = Watchers()
+        self._timer: asyncio.TimerHandle | None = None
+        self._is_open = False
+        self._commits = self._records = self._duplicates = 0
+
+    @property
+    def url(self) -> str:
+        return "memory://"
+
+    async def open(self) -> None:
+        self._is_open = True
+        self._keep_retention()
+
+    async def close(self) -> None:
+        self._is_open = False
+        if self._timer is not None:
+            self._timer.cancel()
+        self._watchers.end()
+
+    def append(self, batch: Batch) -> asyncio.Future[Appended]:
+        future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
+        try:
+            self._check_open()
+            future.set_result(self._commit(lambda group: group.append(batch)))
+        except HimaliaError as error:
+            future.set_exception(error)
+        return future
+
+    async def read(self, topic: str, start: int, *, limit: int, bytes_max: int = 1 << 20) -> Chunk:
+        state = self._state(topic)
+        records = self._runs[state.id].since(max(start, state.first), max(limit, 0))
+        return Chunk(within(records, bytes_max), state.first, state.end, state.epoch)
+
+    def recent(self, topic: str, start: int, epoch: str) -> Sequence[Record] | None:
+        state = self._world.topics.get(topic)
+        if state is None or state.epoch != epoch or start < state.first:
+            return None
+        return self._runs[state.id].since(start)
+
+    async def info(self, topic: str) -> TopicInfo:
+        return self._state(topic).info()
+
+    async def offset_at(self, topic: str, ts_us: int) -> int:
+        state = self._state(topic)
+        run = self._runs[state.id]
+        return state.first + bisect_left(range(len(run)), ts_us, key=lambda index: run.at(index).ts_us)
+
+    async def topics(self) -> Sequence[TopicInfo]:
+        self._check_open()
+        return [self._world.topics[name].info() for name in sorted(self._world.topics)]
+
+    async def create(self, topic: str, retention: Retention | None = None) -> TopicInfo:
+        self._check_open()
+        check_name(topic)
+        return self._commit(lambda group: group.create(topic, retention))
+
+    async def delete(self, topic: str) -> TopicInfo:
+        self._check_open()
+        return self._commit(lambda group: group.delete(topic))
+
+    def watch(self) -> LocalWatch:
+        return self._watchers.add()
+
+    async def health(self) -> Health:
+        return Health(ok=self._is_open, problem=None if self._is_open else "the log is closed")
+
+    def stats(self) -> LogStats:
+        return LogStats(
+            commits=self._commits,
+            records=self._records,
+            duplicates=self._duplicates,
+            failures=0,
+            commit_seconds=(),
+            disk_bytes=0,
+        )
+
+    async def enforce_retention(self) -> None:
+        """Remove now what retention does not keep, rather than within ``retention_interval_s``."""
+        for state in list(self._world.topics.values()):
+            self._trim(state)
+
+    def _commit(self, stage: Callable[[Group], T]) -> T:
+        """Decide one operation and make it so."""
+        group = Group(self._world, self._clock())
+        result = stage(group)
+        self._world.take_over(group)
+        for staged in group.staged:
+            state = staged.state
+            if staged.deleted:
+                self._runs.pop(state.id, None)
+                self._producers.pop(state.id, None)
+                continue
+            self._runs.setdefault(state.id, Run()).extend(staged.records)
+            self._producers.setdefault(state.id, {}).update(staged.marks)
+            self._trim(state)
+        self._commits += 1
+        self._records += group.records
+        self._duplicates += group.duplicates
+        self._watchers.notify(group.changes)
+        return result
+
+    def _trim(self, state: TopicState) -> None:
+        run = self._runs[state.id]
+        limits = state.retention.over(self._retention)
+        cutoff_us = self._clock() - round((limits.age_s or 0) * 1_000_000) if limits.age_s else 0
+        while len(run) and (
+            (limits.count and len(run) > limits.count)
+            or (limits.bytes and state.bytes > limits.bytes and len(run) > 1)
+            or run.oldest.ts_us < cutoff_us
+        ):
+            state.bytes -= run.oldest.size_bytes
+            state.first += 1
+            run.drop(1)
+
+    def _keep_retention(self) -> None:
+        for state in list(self._world.topics.values()):
+            self._trim(state)
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._retention_interval_s, self._keep_retention)
+
+    def _state(self, topic: str) -> TopicState:
+        self._check_open()
+        try:
+            return self._world.topics[topic]
+        except KeyError:
+            raise TopicNotFound(topic) from None
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise LogUnavailable("the log is closed")

@@ -1,0 +1,169 @@
+"""Copies of a log file: taken while a server writes to it, and put back."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import msgspec
+
+from himalia.errors import ConfigurationError
+from himalia.log.sqlite.connection import connect, connect_reader
+from himalia.log.sqlite.failures import corrupt, translated
+from himalia.log.sqlite.files import create_private, make_directory, sync
+from himalia.log.sqlite.lock import FileLock
+from himalia.log.sqlite.schema import check
+
+Progress = Callable[[int, int], None]
+"""Called now and then with bytes done and bytes in all (an estimate)."""
+
+_INSTRUCTIONS_PER_REPORT = 100_000
+_PAGES_PER_REPORT = 1024
+
+
+class BackupReport(msgspec.Struct, frozen=True):
+    path: Path
+    bytes: int
+    topics: int
+    records: int
+
+
+def backup(log_path: Path, target: Path, *, progress: Progress | None = None) -> BackupReport:
+    """Copy the log at ``log_path`` as it is at this moment into the new file ``target``.
+
+    Needs no lock: a server may go on writing. The copy is complete in one file and checked before it gets its
+    name, so a file called ``target`` is a good backup. Refuses to overwrite (``ConfigurationError``).
+    """
+    _must_exist(log_path, "log")
+    _must_not_exist(target, "name another file for the backup")
+    partial = Path(f"{target}.partial")
+    with _partial_file(partial):
+        with translated(log_path):
+            _vacuum_into(log_path, partial, progress)
+        report = _verify(partial)
+        _must_not_exist(target, "name another file for the backup")
+        with translated(target):
+            _put_in_place(partial, target)
+    return msgspec.structs.replace(report, path=target)
+
+
+def restore(
+    backup_path: Path, log_path: Path, *, force: bool = False, progress: Progress | None = None
+) -> BackupReport:
+    """Make a log at ``log_path`` out of a backup. The backup stays as it is.
+
+    Every topic gets a new epoch: what was stored after the backup is gone, and a reader that resumes has to be
+    told so rather than be given other records under the offsets it knows. Fails with ``LogLocked`` while a
+    server uses the log, and with ``ConfigurationError`` if there is one already, unless ``force``.
+    """
+    _must_exist(backup_path, "backup")
+    _verify(backup_path)
+    with translated(log_path):
+        make_directory(log_path.parent)
+        lock = FileLock(log_path)
+        lock.acquire()
+    try:
+        if not force:
+            _must_not_exist(log_path, "restoring would replace it; use --force if that is meant")
+        partial = Path(f"{log_path}.partial")
+        with _partial_file(partial):
+            with translated(log_path):
+                _copy(backup_path, partial, progress)
+                _renew_epochs(partial)
+            report = _verify(partial)
+            with translated(log_path):
+                # Before the new file is there: SQLite would take them for its own and damage it.
+                for suffix in ("-wal", "-shm"):
+                    Path(f"{log_path}{suffix}").unlink(missing_ok=True)
+                _put_in_place(partial, log_path)
+    finally:
+        lock.release()
+    return msgspec.structs.replace(report, path=log_path)
+
+
+def _vacuum_into(log_path: Path, partial: Path, progress: Progress | None) -> None:
+    with closing(connect(log_path)) as db:
+        check(db, log_path, may_be_new=False)
+        if progress is not None:
+            total = _used_bytes(db)
+
+            def report() -> int:
+                progress(min(partial.stat().st_size, total), total)
+                return 0
+
+            db.set_progress_handler(report, _INSTRUCTIONS_PER_REPORT)
+        db.execute("VACUUM INTO ?", (str(partial),))
+
+
+def _copy(backup_path: Path, partial: Path, progress: Progress | None) -> None:
+    def report(_status: int, remaining: int, total: int) -> None:
+        if progress is not None:
+            progress((total - remaining) * page_bytes, total * page_bytes)
+
+    # Through SQLite rather than byte by byte: the file given may be a plain copy with a write-ahead log beside it.
+    with closing(connect_reader(backup_path)) as source, closing(connect(partial)) as copy:
+        (page_bytes,) = source.execute("PRAGMA page_size").fetchone()
+        source.backup(copy, pages=_PAGES_PER_REPORT, progress=report)
+
+
+def _renew_epochs(path: Path) -> None:
+    with closing(connect(path)) as db:
+        db.execute("PRAGMA journal_mode = DELETE")
+        db.execute("UPDATE topics SET epoch = lower(hex(randomblob(8)))")
+
+
+def _verify(path: Path) -> BackupReport:
+    """Read the whole file and see that it is a sound log."""
+    with translated(path), closing(connect_reader(path)) as db:
+        check(db, path, may_be_new=False)
+        problems = [text for (text,) in db.execute("PRAGMA quick_check(1)") if text != "ok"]
+        if problems:
+            raise corrupt(path, problems[0])
+        topics, records = db.execute(
+            """
+            SELECT count(*), coalesce(sum(end - first), 0)
+            FROM topics JOIN topic_state ON topic_state.topic = topics.id WHERE name IS NOT NULL
+            """
+        ).fetchone()
+        return BackupReport(path, path.stat().st_size, topics, records)
+
+
+def _used_bytes(db: sqlite3.Connection) -> int:
+    values = [
+        db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")
+    ]
+    pages, free, page_bytes = values
+    return int((pages - free) * page_bytes)
+
+
+@contextmanager
+def _partial_file(partial: Path) -> Iterator[None]:
+    """An empty file that only its owner may read, removed at the end if it still has this name."""
+    with translated(partial):
+        partial.unlink(missing_ok=True)
+        create_private(partial)
+    try:
+        yield
+    finally:
+        for suffix in ("", "-journal", "-wal", "-shm"):
+            Path(f"{partial}{suffix}").unlink(missing_ok=True)
+
+
+def _put_in_place(partial: Path, target: Path) -> None:
+    """Rename so that after a crash either nothing has happened or the whole file is there."""
+    sync(partial)
+    os.replace(partial, target)
+    sync(target.parent)
+
+
+def _must_exist(path: Path, what: str) -> None:
+    if not path.is_file():
+        raise ConfigurationError(f"there is no {what} at {path}", path=str(path))
+
+
+def _must_not_exist(path: Path, advice: str) -> None:
+    if path.exists():
+        raise ConfigurationError(f"{path} exists already: {advice}", path=str(path))

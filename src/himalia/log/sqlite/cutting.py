@@ -1,0 +1,152 @@
+"""Taking records away from the front of topics: one small step for several topics in a handful of statements."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+STEP_BYTES = 4 << 20
+
+
+class Cut(msgspec.Struct, frozen=True, array_like=True):
+    """What of a topic goes: the records before ``stop`` that meet one of the three conditions.
+
+    The conditions hold for a record only if they hold for all before it, so that a cut leaves no hole.
+    """
+
+    topic: int
+    first: int
+    stop: int
+    """Look no further than this."""
+    keep_from: int
+    """Records before this offset go."""
+    keep_since_us: int
+    """Records older than this go."""
+    excess_bytes: int
+    """The oldest records go until they make up this many bytes; but never the newest one of all."""
+    last: int
+    """The offset of that one."""
+    remember: bool
+    """Whether a repeat of the records' ids must still be recognised."""
+
+
+class Removed(msgspec.Struct, frozen=True, array_like=True):
+    topic: int
+    first: int
+    """The first offset that is kept."""
+    count: int
+    bytes: int
+
+
+# ``before`` is what goes before the record, in bytes: a step ends at STEP_BYTES, but removes at least one record.
+_MEASURE = """
+    WITH cuts AS (
+        SELECT json_extract(value, '$[0]') AS topic, json_extract(value, '$[1]') AS first,
+            json_extract(value, '$[2]') AS stop, json_extract(value, '$[3]') AS keep_from,
+            json_extract(value, '$[4]') AS keep_since_us, json_extract(value, '$[5]') AS excess_bytes,
+            json_extract(value, '$[6]') AS last
+        FROM json_each(:cuts)
+    ), looked_at AS (
+        SELECT cuts.*, offset, size, ts_us,
+            sum(size) OVER (PARTITION BY records.topic ORDER BY offset) - size AS before
+        FROM cuts CROSS JOIN records
+        ON records.topic = cuts.topic AND offset >= cuts.first AND offset < cuts.stop
+    )
+    SELECT json_group_array(json_array(topic, first + count, count, bytes)) FROM (
+        SELECT topic, first, count(*) AS count, sum(size) AS bytes FROM looked_at
+        WHERE before < :step_bytes AND (
+            offset < keep_from OR ts_us < keep_since_us OR (before < excess_bytes AND offset < last)
+        )
+        GROUP BY topic
+    )
+"""
+
+_RANGES = """
+    SELECT json_extract(value, '$[0]') AS topic, json_extract(value, '$[1]') AS first,
+        json_extract(value, '$[2]') AS stop, json_extract(value, '$[3]') AS remember
+    FROM json_each(:ranges)
+"""
+
+_REMEMBER = f"""
+    INSERT OR REPLACE INTO trimmed_ids
+    SELECT ts_us, records.topic, offset, id FROM ({_RANGES}) AS cut CROSS JOIN records
+    ON records.topic = cut.topic AND offset >= cut.first AND offset < cut.stop
+    WHERE cut.remember AND ts_us >= :since_us
+"""
+
+_REMOVE = f"""
+    DELETE FROM records WHERE (topic, offset) IN (
+        SELECT records.topic, offset FROM ({_RANGES}) AS cut CROSS JOIN records
+        ON records.topic = cut.topic AND offset >= cut.first AND offset < cut.stop
+    )
+"""
+
+_FIRST_TIMES = f"""
+    SELECT json_group_array(json_array(records.topic, ts_us)) FROM ({_RANGES}) AS cut CROSS JOIN records
+    ON records.topic = cut.topic AND offset = cut.stop
+"""
+
+_decode_removed = msgspec.json.Decoder(list[Removed]).decode
+_decode_pairs = msgspec.json.Decoder(list[tuple[int, int]]).decode
+
+
+def cut(db: sqlite3.Connection, cuts: Sequence[Cut], *, remember_since_us: int) -> dict[int, Removed]:
+    """Remove records, inside the caller's transaction. Returns what went, by topic; the caller saves that.
+
+    Ids of records that are not older than ``remember_since_us`` are kept aside.
+    """
+    given = {"cuts": _json(cuts), "step_bytes": STEP_BYTES}
+    removed = _decode_removed(db.execute(_MEASURE, given).fetchone()[0])
+    remembering = {cut.topic for cut in cuts if cut.remember}
+    ranges = _json([(r.topic, r.first - r.count, r.first, r.topic in remembering) for r in removed])
+    if remembering:
+        db.execute(_REMEMBER, {"ranges": ranges, "since_us": remember_since_us})
+    db.execute(_REMOVE, {"ranges": ranges})
+    return {r.topic: r for r in removed}
+
+
+def first_times(db: sqlite3.Connection, removed: Iterable[Removed]) -> dict[int, int]:
+    """The time of the first record that is kept, by topic, for those that still have one."""
+    ranges = _json([(r.topic, 0, r.first, False) for r in removed])
+    return dict(_decode_pairs(db.execute(_FIRST_TIMES, {"ranges": ranges}).fetchone()[0]))
+
+
+def forget_ids(db: sqlite3.Connection, before_us: int, limit: int) -> int | None:
+    """Drop ids kept aside that no longer count, and return the time of the oldest that is left, if any."""
+    db.execute(
+        """
+        DELETE FROM trimmed_ids WHERE (ts_us, topic, offset) IN (
+            SELECT ts_us, topic, offset FROM trimmed_ids WHERE ts_us < ? ORDER BY ts_us LIMIT ?
+        )
+        """,
+        (before_us, limit),
+    )
+    return oldest_id_us(db)
+
+
+def oldest_id_us(db: sqlite3.Connection) -> int | None:
+    (oldest_us,) = db.execute("SELECT min(ts_us) FROM trimmed_ids").fetchone()
+    return None if oldest_us is None else int(oldest_us)
+
+
+def erase_rest(db: sqlite3.Connection, topic: int, limit: int) -> bool:
+    """Remove what a deleted topic without records leaves behind. Returns whether that was all."""
+    producers = db.execute(
+        """
+        DELETE FROM producers WHERE topic = :topic AND producer IN (
+            SELECT producer FROM producers WHERE topic = :topic LIMIT :limit
+        )
+        """,
+        {"topic": topic, "limit": limit},
+    )
+    if producers.rowcount >= limit:
+        return False
+    db.execute("DELETE FROM topic_state WHERE topic = ?", (topic,))
+    db.execute("DELETE FROM topics WHERE id = ?", (topic,))
+    return True
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()

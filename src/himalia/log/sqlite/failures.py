@@ -1,0 +1,112 @@
+"""SQLite's and the operating system's errors in Himalia's own words, saying what to do about them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeGuard
+
+from himalia.errors import (
+    ConfigurationError,
+    HimaliaError,
+    LogCorrupt,
+    LogFull,
+    LogReadOnly,
+    LogUnavailable,
+)
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
+
+
+def is_of_the_file(error: Exception) -> TypeGuard[sqlite3.Error | OSError]:
+    """Whether the file or its disk is at fault, rather than what was to be stored or our own statements."""
+    # A damaged file is a plain DatabaseError; its other subclasses are about statements and values.
+    return isinstance(error, sqlite3.OperationalError | OSError) or type(error) is sqlite3.DatabaseError
+
+
+def translate(error: sqlite3.Error | OSError, path: Path) -> HimaliaError:
+    """What this error of the log file at ``path`` means to Himalia."""
+    return _from_sqlite(error, path) if isinstance(error, sqlite3.Error) else _from_system(error, path)
+
+
+@contextmanager
+def translated(path: Path) -> Iterator[None]:
+    """Raise what happens to the log file at ``path`` as one of our own errors."""
+    try:
+        yield
+    except (sqlite3.Error, OSError) as error:
+        raise translate(error, path) from error
+
+
+def full(path: Path) -> LogFull:
+    return LogFull(f"no space left for the log: free some on the disk of {path}", path=str(path))
+
+
+def read_only(path: Path) -> LogReadOnly:
+    return LogReadOnly(
+        f"the log cannot be written: make {path} and its directory writable for this user", path=str(path)
+    )
+
+
+def corrupt(path: Path, detail: str) -> LogCorrupt:
+    return LogCorrupt(
+        f"the log {path} is damaged ({detail}): stop the server and restore a backup with `himalia restore`",
+        path=str(path),
+    )
+
+
+def missing(path: Path, topic: str, offset: int) -> LogCorrupt:
+    """Offsets have no holes: one means that the file was damaged."""
+    return corrupt(path, f"records of topic {topic!r} are missing from offset {offset} on")
+
+
+def gone(path: Path) -> LogUnavailable:
+    return LogUnavailable(f"the log {path} was removed while in use: restart the server", path=str(path))
+
+
+def replaced(path: Path) -> LogUnavailable:
+    return LogUnavailable(
+        f"the log {path} was replaced by another file while in use: restart the server", path=str(path)
+    )
+
+
+def _from_sqlite(error: sqlite3.Error, path: Path) -> LogUnavailable:
+    # The low byte is the kind; the rest tells where in SQLite it was found.
+    kind = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+    if kind == sqlite3.SQLITE_FULL:
+        return full(path)
+    if kind in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
+        return read_only(path)
+    if kind == sqlite3.SQLITE_CANTOPEN:
+        return _cannot_open(path)
+    if kind in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        return corrupt(path, str(error))
+    if kind in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return LogUnavailable(f"another program holds {path} locked: end it, or wait", path=str(path))
+    name = getattr(error, "sqlite_errorname", type(error).__name__)
+    return LogUnavailable(f"the log {path} failed: {error} ({name}); look at its disk", path=str(path))
+
+
+def _cannot_open(path: Path) -> LogUnavailable:
+    if not path.exists():
+        return gone(path)
+    if not (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)):
+        return read_only(path)
+    return LogUnavailable(f"the log {path} cannot be opened; look at its directory", path=str(path))
+
+
+def _from_system(error: OSError, path: Path) -> LogUnavailable | ConfigurationError:
+    if error.errno in _FULL:
+        return full(path)
+    if error.errno in _READ_ONLY:
+        return read_only(path)
+    if error.errno in (errno.EISDIR, errno.ENOTDIR, errno.EEXIST):
+        return ConfigurationError(f"{path} cannot be a log: {error.strerror}", path=str(path))
+    if error.errno == errno.ENOENT:
+        return gone(path)
+    return LogUnavailable(f"the log {path} failed: {error}", path=str(path))

@@ -1,0 +1,39 @@
+"""Files and directories: made so that they survive a crash, and seen only by their owner."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory, and those above it that are missing."""
+    missing = [directory for directory in (path, *path.parents) if not directory.exists()]
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for directory in missing:
+        sync(directory.parent)
+
+
+def create_private(path: Path) -> None:
+    """Make an empty file, if there is none."""
+    if not path.exists():
+        # SQLite gives the files that it puts beside this one the same permissions.
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
+        sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Have what was written to the file, or the names in the directory, survive a crash."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def length(path: str | Path) -> int:
+    """Bytes in the file; 0 if there is none."""
+    try:
+        return os.stat(path).st_size
+    except FileNotFoundError:
+        return 0

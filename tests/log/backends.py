@@ -1,0 +1,112 @@
+"""A factory for each implementation of the log, and the small things its tests share."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Awaitable, Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any, TypeVar
+
+from himalia.log import Batch, Log
+from himalia.log.memory import MemoryLog
+from himalia.log.sqlite import SqliteLog
+from himalia.record import Draft, Record, Retention
+
+T = TypeVar("T")
+
+DEADLINE_S = 30
+UNLIMITED = Retention(count=1_000_000_000)
+
+
+class Clock:
+    """A clock that stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now_us = 1_700_000_000_000_000
+
+    def __call__(self) -> int:
+        return self.now_us
+
+    def advance(self, seconds: float) -> None:
+        self.now_us += round(seconds * 1_000_000)
+
+
+class Backend:
+    """Opens logs of one kind, and closes what is left open."""
+
+    def __init__(self, kind: str, directory: Path, clock: Clock) -> None:
+        self.kind = kind
+        self.path = directory / "log.db"
+        self.clock = clock
+        self._opened: list[Log] = []
+
+    @property
+    def is_durable(self) -> bool:
+        return self.kind != "memory"
+
+    async def open(self, **options: Any) -> Any:
+        log = self.make(**options)
+        await log.open()
+        self._opened.append(log)
+        return log
+
+    async def open_at(self, path: Path, **options: Any) -> Any:
+        self.path = path
+        return await self.open(**options)
+
+    def make(self, **options: Any) -> Any:
+        options = {"clock": self.clock, "retention": UNLIMITED, "retention_interval_s": 3600.0} | options
+        if self.kind == "memory":
+            return MemoryLog(**options)
+        if self.kind == "sqlite-cold":
+            # Nothing recent in memory: every read comes from the file.
+            options = {"recent_count_max": 0} | options
+        return SqliteLog(self.path, **options)
+
+    def query(self, statement: str) -> list[tuple[Any, ...]]:
+        """Run a statement on the file of a SQLite log that is closed."""
+        with closing(sqlite3.connect(self.path, isolation_level=None)) as db:
+            return db.execute(statement).fetchall()
+
+    async def close(self) -> None:
+        for log in self._opened:
+            await log.close()
+
+
+KINDS = ("memory", "sqlite", "sqlite-cold")
+
+
+def drafts(count: int, prefix: str = "m") -> list[Draft]:
+    return [Draft(f"{prefix}{i}", b'{"n":%d}' % i) for i in range(count)]
+
+
+async def add(log: Log, topic: str, count: int, prefix: str = "m", **batch: Any) -> Any:
+    return await soon(log.append(Batch(topic, drafts(count, prefix), **batch)))
+
+
+async def read_all(log: Log, topic: str, start: int = 0, **options: Any) -> list[Record]:
+    """Everything from ``start`` on, as a cursor reads it."""
+    records: list[Record] = []
+    while True:
+        chunk = await log.read(topic, start, **({"limit": 1000} | options))
+        if not chunk.records:
+            return records
+        records += chunk.records
+        start = chunk.records[-1].offset + 1
+
+
+async def soon(awaitable: Awaitable[T]) -> T:
+    """The result, or a failed test rather than one that hangs."""
+    return await asyncio.wait_for(awaitable, DEADLINE_S)
+
+
+async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Wait for something that no event tells of, giving way to other tasks and threads meanwhile."""
+
+    async def poll() -> None:
+        while not await condition():
+            await asyncio.sleep(0.005)
+
+    await soon(poll())

@@ -1,0 +1,248 @@
+"""How the SQLite log writes: many batches in one commit, and what can wait in small steps in between."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+from typing import Any
+
+import pytest
+
+from himalia.log import Batch
+from himalia.log.sqlite import retention, store
+from himalia.log.sqlite.wide import ROWS_MAX, VARIABLES_MAX, WideInsert
+from himalia.record import Draft, Retention
+
+from .backends import Backend, add, drafts, read_all, soon
+
+ROWS = 20_000
+
+
+async def a_large_topic(sqlite: Backend, name: str = "t") -> None:
+    log = await sqlite.open()
+    await log.create(name)
+    await add(log, name, ROWS)
+    await log.close()
+    # So old that no id of it counts any more.
+    sqlite.clock.advance(1000)
+
+
+async def append_while(log: Any, topic: str, is_going_on: Any) -> list[int]:
+    """Append one record after the other; of each, how many steps were taken while it waited."""
+    waited = []
+    while await is_going_on():
+        before = log.stats().steps
+        await add(log, topic, 1, f"w{len(waited)}-")
+        waited.append(log.stats().steps - before)
+    return waited
+
+
+class TestGrouping:
+    async def test_waiting_batches_share_a_commit(self, sqlite: Backend) -> None:
+        """Of appends that are under way together, far fewer commits are made than there are batches."""
+        log = await sqlite.open()
+        await log.create("t")
+        before = log.stats().commits
+        await soon(asyncio.gather(*[log.append(Batch("t", drafts(1, f"{n}-"))) for n in range(2000)]))
+        stats = log.stats()
+        assert stats.records == 2000
+        assert stats.commits - before < 200
+        assert len(stats.commit_seconds) == stats.commits - before
+        assert log.stats().commit_seconds == []
+
+    async def test_repeats_alone_cost_no_commit(self, sqlite: Backend) -> None:
+        """A batch of which everything is known is answered without writing."""
+        log = await sqlite.open()
+        await log.create("t")
+        await add(log, "t", 10)
+        before = log.stats().commits
+        await add(log, "t", 10)
+        assert log.stats().commits == before
+
+    def test_one_statement_takes_many_rows(self) -> None:
+        """Every number of rows is inserted whole, in as few statements as SQLite's limits allow."""
+        statements: list[str] = []
+        db = sqlite3.connect(":memory:", isolation_level=None)
+        db.execute("CREATE TABLE things (a, b)")
+        db.set_trace_callback(lambda statement: statements.append(statement))
+        insert = WideInsert("things", 2)
+        total = 0
+        for rows in (0, 1, 2, 3, 5, 100, 1000, ROWS_MAX - 1, ROWS_MAX, ROWS_MAX + 1, 3 * ROWS_MAX):
+            statements.clear()
+            insert(db, [value for n in range(rows) for value in (total + n, None)])
+            assert len(statements) == -(-rows // ROWS_MAX)
+            total += rows
+        assert db.execute("SELECT count(*), count(DISTINCT a) FROM things").fetchone() == (total, total)
+        assert ROWS_MAX * 7 <= VARIABLES_MAX
+
+
+class TestRetentionInSteps:
+    async def test_publishing_does_not_wait_for_it(self, sqlite: Backend) -> None:
+        """While very much is being removed, an append waits for one step, not for all of them."""
+        await a_large_topic(sqlite)
+        log = await sqlite.open(retention=Retention(count=10), retention_interval_s=0.0)
+        await log.create("other")
+
+        async def is_going_on() -> bool:
+            return (await log.info("t")).first < ROWS - 10  # type: ignore[no-any-return]
+
+        waited = await append_while(log, "other", is_going_on)
+        # One may be under way when the append comes, another may have been told of just before.
+        assert max(waited) <= 2
+        assert log.stats().steps >= ROWS // retention.STEP_ROWS - 1
+        assert [record.offset for record in await read_all(log, "t")] == list(range(ROWS - 10, ROWS))
+
+    async def test_readers_see_no_hole_meanwhile(self, sqlite: Backend) -> None:
+        """At every moment a read gives consecutive records from the first that is kept."""
+        await a_large_topic(sqlite)
+        log = await sqlite.open(retention=Retention(count=10), retention_interval_s=0.0)
+        while True:
+            chunk = await log.read("t", 0, limit=50)
+            offsets = [record.offset for record in chunk.records]
+            assert offsets == list(range(chunk.first, min(chunk.first + 50, ROWS)))
+            if chunk.first == ROWS - 10:
+                break
+
+    async def test_it_keeps_pace(self, sqlite: Backend) -> None:
+        """A topic that is written to without pause does not outgrow its limit by more than a few groups."""
+        log = await sqlite.open(dedup_window_s=0.0)
+        await log.create("t", Retention(count=100))
+        largest = 0
+        for n in range(30):
+            await soon(asyncio.gather(*[log.append(Batch("t", drafts(500, f"{n}-{i}-"))) for i in range(8)]))
+            info = await log.info("t")
+            largest = max(largest, info.end - info.first)
+        assert largest < 30_000
+        await log.enforce_retention()
+        assert (await log.info("t")).first == 120_000 - 100
+
+    async def test_a_little_too_much_waits_for_the_tick(self, sqlite: Backend) -> None:
+        """A topic slightly beyond its limit is not cut after every append."""
+        log = await sqlite.open()
+        await log.create("t", Retention(count=10))
+        for n in range(100):
+            await add(log, "t", 1, f"{n}-")
+        assert (await log.info("t")).first == 0
+        await log.enforce_retention()
+        assert (await log.info("t")).first == 90
+
+    async def test_large_records_make_small_steps(self, sqlite: Backend, monkeypatch: Any) -> None:
+        """A step removes only so many bytes, however few records they are."""
+        monkeypatch.setattr("himalia.log.sqlite.cutting.STEP_BYTES", 10_000)
+        log = await sqlite.open()
+        await log.create("t", Retention(count=1))
+        await soon(log.append(Batch("t", [Draft(f"{n}", b"x" * 4000) for n in range(50)])))
+        before = log.stats().steps
+        await log.enforce_retention()
+        assert (await log.info("t")).first == 49
+        assert log.stats().steps - before >= 49 // 3
+
+    async def test_age_after_a_restart(self, sqlite: Backend) -> None:
+        """Topics whose records grew old while the log was closed are cut after it is opened."""
+        log = await sqlite.open()
+        for n in range(50):
+            await log.create(f"t{n}", Retention(age_s=60))
+            await add(log, f"t{n}", 3)
+            sqlite.clock.advance(2)
+        await log.close()
+        log = await sqlite.open()
+        await log.enforce_retention()
+        kept = [info.name for info in await log.topics() if info.first < info.end]
+        # Ages are 100, 98, ..., 2 seconds.
+        assert kept == sorted(f"t{n}" for n in range(20, 50))
+
+
+class TestErasing:
+    async def test_the_name_is_free_at_once(self, sqlite: Backend) -> None:
+        """A topic with very many records can be deleted and created again without waiting for its erasing."""
+        await a_large_topic(sqlite)
+        log = await sqlite.open()
+        before = log.stats().steps
+        await log.delete("t")
+        await log.create("t")
+        assert list((await add(log, "t", 1)).offsets) == [0]
+        assert log.stats().steps - before < ROWS // retention.STEP_ROWS
+        await log.enforce_retention()
+        await log.close()
+        assert sqlite.query("SELECT count(*) FROM records") == [(1,)]
+        assert sqlite.query("SELECT count(*) FROM topics") == [(1,)]
+        assert sqlite.query("SELECT count(*) FROM topic_state") == [(1,)]
+
+    async def test_publishing_does_not_wait_for_it(self, sqlite: Backend) -> None:
+        """While a large topic is being erased, an append waits for one step."""
+        await a_large_topic(sqlite)
+        log = await sqlite.open()
+        await log.create("other")
+        await log.delete("t")
+        settled = asyncio.ensure_future(log.enforce_retention())
+
+        async def is_going_on() -> bool:
+            return not settled.done()
+
+        assert max(await append_while(log, "other", is_going_on)) <= 2
+        await settled
+
+    async def test_it_goes_on_after_a_restart(self, sqlite: Backend) -> None:
+        """What was not erased when the log was closed is erased when it is open again."""
+        await a_large_topic(sqlite)
+        log = await sqlite.open()
+        await log.delete("t")
+        await log.close()
+        ((left,),) = sqlite.query("SELECT count(*) FROM records")
+        assert left > 0
+        log = await sqlite.open()
+        assert list(await log.topics()) == []
+        await log.enforce_retention()
+        await log.close()
+        assert sqlite.query("SELECT count(*) FROM records") == [(0,)]
+        assert sqlite.query("SELECT count(*) FROM topics") == [(0,)]
+
+    async def test_producers_go_too(self, sqlite: Backend) -> None:
+        """What is known of a deleted topic's producers is erased with it, however many there are."""
+        log = await sqlite.open()
+        await log.create("t")
+        await log.create("kept")
+        futures = [log.append(Batch("t", [], None, f"p{n}", 1)) for n in range(1700)]
+        futures.append(log.append(Batch("kept", [], None, "p", 1)))
+        await soon(asyncio.gather(*futures))
+        await log.delete("t")
+        await log.enforce_retention()
+        await log.close()
+        assert sqlite.query("SELECT producer FROM producers") == [("p",)]
+
+    async def test_many_topics(self, sqlite: Backend) -> None:
+        """Many deleted topics are erased, with and without records, while others are cut."""
+        log = await sqlite.open()
+        await log.create("cut", Retention(count=1))
+        for n in range(100):
+            await log.create(f"t{n}")
+            await add(log, f"t{n}", n % 3)
+        await add(log, "cut", 2000)
+        await soon(asyncio.gather(*[log.delete(f"t{n}") for n in range(100)]))
+        await log.enforce_retention()
+        await log.close()
+        assert sqlite.query("SELECT count(*) FROM records") == [(1,)]
+        assert sqlite.query("SELECT count(*) FROM topics") == [(1,)]
+
+    async def test_space_is_given_back(self, sqlite: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+        """When most of the file is free it shrinks."""
+        monkeypatch.setattr(store, "SHRINK_PAGES_MIN", 16)
+        await a_large_topic(sqlite)
+        before = os.stat(sqlite.path).st_size
+        log = await sqlite.open()
+        await log.delete("t")
+        await log.enforce_retention()
+        await log.close()
+        assert os.stat(sqlite.path).st_size < before / 4
+
+    async def test_space_is_used_again(self, sqlite: Backend) -> None:
+        """Records that come take the place of those that went: the file does not grow for ever."""
+        log = await sqlite.open(dedup_window_s=0.0)
+        await log.create("t", Retention(count=100))
+        sizes = []
+        for n in range(12):
+            await add(log, "t", 3000, f"{n}-")
+            await log.enforce_retention()
+            sizes.append(sqlite.query("PRAGMA page_count")[0][0])
+        assert sizes[-1] < sizes[2] * 1.5
