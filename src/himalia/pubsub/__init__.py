@@ -1,0 +1,23 @@
+"""Publish and subscribe on a log: every subscriber is a set of cursors, one for each topic it follows."""
+
+from himalia.pubsub.cursor import Cursor
+from himalia.pubsub.manager import PubSubManager
+from himalia.pubsub.outlet import Codec, Outlet
+from himalia.pubsub.stats import PubSubStats, Rates, SubscriberStats, TopicStats
+from himalia.pubsub.subscriber import Policy, Start, Subscriber
+from himalia.pubsub.topic import Topic
+
+__all__ = [
+    "Codec",
+    "Cursor",
+    "Outlet",
+    "Policy",
+    "PubSubManager",
+    "PubSubStats",
+    "Rates",
+    "Start",
+    "Subscriber",
+    "SubscriberStats",
+    "Topic",
+    "TopicStats",
+]

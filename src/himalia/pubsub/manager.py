@@ -1,0 +1,414 @@
+"""The broker: topics, publishers and subscribers on one log."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+
+from himalia.errors import TooManySubscriptions, TopicNotFound
+from himalia.log.contract import Appended, Batch, Change, ChangeKind, Log
+from himalia.pubsub.cursor import Cursor
+from himalia.pubsub.delivery import Delivery
+from himalia.pubsub.filters import Filter
+from himalia.pubsub.outlet import Outlet
+from himalia.pubsub.stats import Meter, PubSubStats, SubscriberStats, TopicStats
+from himalia.pubsub.subscriber import Start, Subscriber
+from himalia.pubsub.topic import Topic
+from himalia.pubsub.tracing import Tracing
+from himalia.record import Position, Retention, TopicInfo
+from himalia.topics import matches
+
+logger = logging.getLogger("himalia.pubsub")
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """What bounds a broker as a whole. The defaults are those of ``himalia.settings``."""
+
+    cursors_max: int = 1_000_000
+    filters_max: int = 256
+    chunk_bytes: int = 256 * 1024
+    tail_records: int = 1024
+    tail_bytes: int = 64 * 1024 * 1024
+
+
+class Gap(msgspec.Struct, frozen=True):
+    """A start that could not be honoured as asked: delivery begins at ``first`` instead of ``requested``."""
+
+    topic: str
+    requested: int
+    first: int
+    end: int
+
+
+class Subscribed(msgspec.Struct, frozen=True):
+    """Where delivery begins, for each topic, and where that is not what was asked for."""
+
+    positions: dict[str, Position]
+    gaps: list[Gap]
+
+
+class PubSubManager:
+    """Publishes to a log and delivers from it. Lives on one event loop; ``start`` before use, ``stop`` after."""
+
+    def __init__(self, log: Log, limits: Limits = Limits(), tracing: Tracing | None = None) -> None:
+        self.log = log
+        self._tracing = tracing
+        self.limits = limits
+        self.meter = Meter()
+        self.in_flight = 0
+        self.in_flight_bytes = 0
+        # Called whenever publishes are no longer in flight.
+        self.on_published: Callable[[], None] | None = None
+        self._subscribers: dict[tuple[str, str, str], Subscriber] = {}
+        self._patterns: dict[Subscriber, None] = {}
+        # Patterns whose first topics are being looked up, with the topics created meanwhile.
+        self._joining: dict[Subscriber, list[Change]] = {}
+        self._cursors = 0
+        self._topic_count = 0
+        self._filters: Counter[Filter] = Counter()
+        # Epochs of topics that went away a moment ago, for subscribers that looked them up before that.
+        self._gone: deque[str] = deque(maxlen=1024)
+        self._background: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Follow the log. The log must be open."""
+        limits = self.limits
+        self._delivery = Delivery(
+            self.log,
+            self.meter,
+            chunk_bytes=limits.chunk_bytes,
+            tail_bytes=limits.tail_bytes,
+            tail_records=limits.tail_records,
+            tracing=self._tracing,
+        )
+        self.topics = self._delivery.topics
+        self._watch = self.log.watch()
+        self._topic_count = len(await self.log.topics())
+        self._background = [asyncio.create_task(self._follow_log()), asyncio.create_task(self._sample())]
+
+    async def stop(self) -> None:
+        """Stop delivering. Subscribers should have been let go before."""
+        self._watch.close()
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
+        await self._delivery.stop()
+
+    # Topics
+
+    async def create_topic(self, name: str, retention: Retention | None = None) -> TopicInfo:
+        return await self.log.create(name, retention)
+
+    async def delete_topic(self, name: str) -> TopicInfo:
+        return await self.log.delete(name)
+
+    # Publishing
+
+    def publish(self, batch: Batch) -> asyncio.Future[Appended]:
+        """Append to the log; the future is done when the batch is safe, and only then is it delivered."""
+        size = sum([len(draft.headers) + len(draft.payload) for draft in batch.drafts])
+        count = len(batch.drafts)
+        self.in_flight += count
+        self.in_flight_bytes += size
+        finish = None
+        if self._tracing is not None:
+            batch, finish = self._tracing.publishing(batch)
+        future = self.log.append(batch)
+
+        def done(future: asyncio.Future[Appended]) -> None:
+            self.in_flight -= count
+            self.in_flight_bytes -= size
+            if not future.cancelled() and future.exception() is None:
+                duplicates = future.result().duplicates
+                self.meter.published += count - duplicates
+                self.meter.duplicates += duplicates
+            if finish is not None:
+                finish(None if future.cancelled() else future.exception())
+            if self.on_published is not None:
+                self.on_published()
+
+        future.add_done_callback(done)
+        return future
+
+    # Subscribing
+
+    async def subscribe(self, subscriber: Subscriber) -> Subscribed:
+        """Begin delivery in the next tick: what the caller gathers before giving way comes before any event.
+
+        Fails with ``TopicNotFound`` for a plain name; a pattern may match nothing yet. A subscription with the
+        same identity is replaced and, if it belongs to another connection, told so.
+        """
+        self._check_limits(subscriber)
+        try:
+            starts = await self._starts(subscriber)
+        finally:
+            created = self._joining.pop(subscriber, [])
+        starts = [start for start in starts if start[0].epoch not in self._gone]
+        if not starts and not subscriber.follows_pattern:
+            raise TopicNotFound(subscriber.pattern)
+        if subscriber.outlet.closed:
+            return Subscribed({}, [])
+        self._replace(subscriber)
+        self._subscribers[subscriber.identity] = subscriber
+        if subscriber.filter is not None:
+            self._filters[subscriber.filter] += 1
+        subscriber.outlet.subscribers[subscriber] = None
+        subscriber.outlet.on_ready = self._delivery.wake
+        if subscriber.follows_pattern:
+            self._patterns[subscriber] = None
+        positions, gaps = {}, []
+        for info, start, gap in starts:
+            self._follow(subscriber, info.name, info.epoch, info.end, start)
+            positions[info.name] = Position(start, info.epoch)
+            gaps += [gap] if gap else []
+        for change in created:
+            if change.topic not in positions and change.epoch not in self._gone:
+                self._follow(subscriber, change.topic, change.epoch, 0, 0)
+                positions[change.topic] = Position(0, change.epoch)
+        logger.debug(
+            "%s follows %s (%d topics, %s)",
+            subscriber.client_id,
+            subscriber.pattern,
+            len(positions),
+            subscriber.policy,
+        )
+        return Subscribed(positions, gaps)
+
+    def unsubscribe(self, pattern: str, owner: str, client_id: str, outlet: Outlet) -> bool:
+        """End a subscription of this outlet; false if there was none, which is no error."""
+        subscriber = self._subscribers.get((pattern, owner, client_id))
+        if subscriber is None or subscriber.outlet is not outlet:
+            return False
+        self._remove(subscriber)
+        return True
+
+    def leave(self, outlet: Outlet) -> None:
+        """The connection is gone, and all its subscriptions with it."""
+        for subscriber in list(outlet.subscribers):
+            self._remove(subscriber)
+        for subscriber in [joining for joining in self._joining if joining.outlet is outlet]:
+            del self._joining[subscriber]
+
+    def _too_many_cursors(self) -> TooManySubscriptions:
+        return TooManySubscriptions(
+            f"{self.limits.cursors_max} cursors are in use; unsubscribe or raise cursors_max"
+        )
+
+    def _check_limits(self, subscriber: Subscriber) -> None:
+        if self._cursors >= self.limits.cursors_max:
+            raise self._too_many_cursors()
+        if subscriber.filter is None or subscriber.filter in self._filters:
+            return
+        if len(self._filters) >= self.limits.filters_max:
+            raise TooManySubscriptions(
+                f"{self.limits.filters_max} distinct filters are in use; share one or raise filters_max"
+            )
+
+    async def _starts(self, subscriber: Subscriber) -> list[tuple[TopicInfo, int, Gap | None]]:
+        """The topics to follow, and where to begin in each."""
+        infos = await self._lookup(subscriber)
+        if self._cursors + len(infos) > self.limits.cursors_max:
+            raise self._too_many_cursors()
+        starts = []
+        for info in infos:
+            try:
+                starts.append((info, *await self._resolve(subscriber.start, info)))
+            except TopicNotFound:
+                if not subscriber.follows_pattern:
+                    raise  # a pattern follows what is left
+        return starts
+
+    async def _lookup(self, subscriber: Subscriber) -> Sequence[TopicInfo]:
+        if not subscriber.follows_pattern:
+            return [await self.log.info(subscriber.pattern)]
+        self._joining[subscriber] = []
+        return [info for info in await self.log.topics() if self._concerns(subscriber, info.name)]
+
+    def _concerns(self, subscriber: Subscriber, topic: str) -> bool:
+        return matches(subscriber.pattern, topic) and subscriber.may_follow(topic)
+
+    async def _resolve(self, start: Start, info: TopicInfo) -> tuple[int, Gap | None]:
+        """The offset at which delivery begins in this topic, and the gap if that is not the one asked for."""
+        offset, epoch = start.offset, start.epoch
+        if start.positions is not None and info.name in start.positions:
+            offset, epoch = start.positions[info.name]
+        if offset is not None:
+            if info.first <= offset <= info.end and epoch in (None, info.epoch):
+                return offset, None
+            return info.first, Gap(info.name, offset, info.first, info.end)
+        if start.since_us is not None:
+            return await self.log.offset_at(info.name, start.since_us), None
+        return max(info.first, info.end - (start.last_n or 0)), None
+
+    def _follow(self, subscriber: Subscriber, name: str, epoch: str, end: int, start: int) -> None:
+        topic = self.topics.get(name)
+        if topic is not None and topic.epoch != epoch:
+            self._end(topic)  # the watch has not told yet that it was deleted and made anew
+            topic = None
+        if topic is None:
+            topic = self.topics[name] = Topic(name, epoch, end, self.limits.tail_records)
+        asked_until = 0 if subscriber.start.is_live else end
+        topic.follow(subscriber, start, asked_until)
+        if subscriber.priority:
+            self._delivery.has_priorities = True
+        self._cursors += 1
+        # Also finds what was committed since the topic was looked up.
+        self._delivery.mark(topic)
+
+    def _replace(self, subscriber: Subscriber) -> None:
+        older = self._subscribers.get(subscriber.identity)
+        if older is None:
+            return
+        self._remove(older)
+        if older.outlet is not subscriber.outlet:
+            older.outlet.gather(older.outlet.codec.replaced(older.pattern, older.client_id))
+            older.outlet.flush()
+
+    def _remove(self, subscriber: Subscriber) -> None:
+        if self._subscribers.get(subscriber.identity) is not subscriber:
+            return
+        del self._subscribers[subscriber.identity]
+        if subscriber.filter is not None:
+            self._filters[subscriber.filter] -= 1
+            self._filters += Counter()  # lets go of those that nobody uses
+        self._patterns.pop(subscriber, None)
+        subscriber.outlet.subscribers.pop(subscriber, None)
+        for cursor in list(subscriber.cursors.values()):
+            self._unfollow(cursor)
+
+    def _unfollow(self, cursor: Cursor) -> None:
+        topic = cursor.topic
+        topic.unfollow(cursor)
+        self._cursors -= 1
+        if not len(topic) and self.topics.get(topic.name) is topic:
+            del self.topics[topic.name]
+
+    # Following the log
+
+    async def _follow_log(self) -> None:
+        async for changes in self._watch:
+            for change in changes:
+                try:
+                    self._on_change(change)
+                except Exception:  # a bug on one topic may not end delivery on all others
+                    logger.exception("following %s failed", change.topic)
+
+    def _on_change(self, change: Change) -> None:
+        if change.kind is ChangeKind.APPENDED:
+            topic = self.topics.get(change.topic)
+            if topic is not None:
+                self._delivery.mark(topic)
+        elif change.kind is ChangeKind.CREATED:
+            self._on_created(change)
+        else:
+            self._on_deleted(change)
+
+    def _on_created(self, change: Change) -> None:
+        self._topic_count += 1
+        for subscriber, seen in self._joining.items():
+            if self._concerns(subscriber, change.topic):
+                seen.append(change)
+        for subscriber in self._patterns:
+            if change.topic not in subscriber.cursors and self._concerns(subscriber, change.topic):
+                outlet = subscriber.outlet
+                if self._cursors >= self.limits.cursors_max:
+                    outlet.gather(outlet.codec.error(self._too_many_cursors(), change.topic))
+                else:
+                    outlet.gather(
+                        outlet.codec.topic_created(change.topic, subscriber.client_id, change.epoch)
+                    )
+                    self._follow(subscriber, change.topic, change.epoch, 0, 0)
+                outlet.flush()
+
+    def _on_deleted(self, change: Change) -> None:
+        self._topic_count -= 1
+        self._gone.append(change.epoch)
+        topic = self.topics.get(change.topic)
+        if topic is not None and topic.epoch == change.epoch:
+            self._end(topic)
+
+    def _end(self, topic: Topic) -> None:
+        """The topic is gone: let its subscribers go, and tell them."""
+        self._gone.append(topic.epoch)
+        for cursor in topic.cursors:
+            subscriber, outlet = cursor.subscriber, cursor.subscriber.outlet
+            self._unfollow(cursor)
+            if not subscriber.follows_pattern:
+                self._remove(subscriber)
+            outlet.gather(outlet.codec.topic_deleted(topic.name, subscriber.client_id))
+            outlet.flush()
+
+    async def _sample(self) -> None:
+        while True:
+            await asyncio.sleep(1)
+            self.meter.sample()
+
+    # Being watched
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether everything published has been committed, and everything committed was looked at."""
+        return not self.in_flight and self._delivery.is_idle
+
+    @property
+    def topic_count(self) -> int:
+        return self._topic_count
+
+    @property
+    def subscriber_count(self) -> int:
+        return len(self._subscribers)
+
+    def subscribers_of(self, topic: str) -> int:
+        found = self.topics.get(topic)
+        return 0 if found is None else len(found)
+
+    async def stats(self) -> PubSubStats:
+        """Everything at one moment. Costs in proportion to topics and subscribers."""
+        meter = self.meter
+        return PubSubStats(
+            uptime_s=meter.uptime_s,
+            topics={info.name: self._topic_stats(info) for info in await self.log.topics()},
+            subscribers=[_subscriber_stats(subscriber) for subscriber in self._subscribers.values()],
+            published=meter.published,
+            duplicates=meter.duplicates,
+            delivered=meter.delivered,
+            dropped=meter.dropped,
+            rates=meter.rates(),
+            in_flight=self.in_flight,
+            queue_bytes=sum(outlet.unsent_bytes for outlet in self.outlets()),
+        )
+
+    def outlets(self) -> Iterable[Outlet]:
+        """Every outlet that has a subscription."""
+        return {subscriber.outlet: None for subscriber in self._subscribers.values()}
+
+    def lag(self) -> int:
+        """How far the slowest of all cursors is behind."""
+        return max((topic.lag() for topic in self.topics.values()), default=0)
+
+    def _topic_stats(self, info: TopicInfo) -> TopicStats:
+        topic = self.topics.get(info.name)
+        return TopicStats(
+            messages=info.end,
+            bytes=info.bytes,
+            first=info.first,
+            end=info.end,
+            epoch=info.epoch,
+            subscribers=0 if topic is None else len(topic),
+            lag=0 if topic is None else topic.lag(),
+        )
+
+
+def _subscriber_stats(subscriber: Subscriber) -> SubscriberStats:
+    return SubscriberStats(
+        client_id=subscriber.client_id,
+        topic=subscriber.pattern,
+        policy=subscriber.policy,
+        sent=subscriber.sent,
+        dropped=subscriber.dropped,
+        lag=max((cursor.lag for cursor in subscriber.cursors.values()), default=0),
+    )

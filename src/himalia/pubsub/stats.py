@@ -1,0 +1,82 @@
+"""What the broker says of itself: one frozen object for the REST call, the metrics, the CLI and the tests."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+import msgspec
+
+
+class TopicStats(msgspec.Struct, frozen=True):
+    messages: int
+    """Messages ever published to the topic: the offset the next one gets."""
+    bytes: int
+    """Bytes of the records that are kept."""
+    first: int
+    end: int
+    epoch: str
+    subscribers: int
+    lag: int
+    """Records by which the slowest subscriber is behind."""
+
+
+class SubscriberStats(msgspec.Struct, frozen=True):
+    client_id: str
+    topic: str
+    policy: str
+    sent: int
+    dropped: int
+    lag: int
+
+
+class Rates(msgspec.Struct, frozen=True):
+    """Per second, over the last ten seconds or less."""
+
+    published: float
+    delivered: float
+    dropped: float
+
+
+class PubSubStats(msgspec.Struct, frozen=True):
+    uptime_s: float
+    topics: dict[str, TopicStats]
+    subscribers: list[SubscriberStats]
+    published: int
+    duplicates: int
+    delivered: int
+    dropped: int
+    rates: Rates
+    in_flight: int
+    """Publishes that wait for their commit."""
+    queue_bytes: int
+    """Bytes that were given to transports and not taken by the peers yet."""
+
+
+class Meter:
+    """Totals since the start, and rates from one sample a second."""
+
+    def __init__(self) -> None:
+        self.started = time.monotonic()
+        self.published = 0
+        self.duplicates = 0
+        self.delivered = 0
+        self.dropped = 0
+        self._samples: deque[tuple[float, int, int, int]] = deque(maxlen=11)
+        self.sample()
+
+    @property
+    def uptime_s(self) -> float:
+        return time.monotonic() - self.started
+
+    def sample(self) -> None:
+        self._samples.append((time.monotonic(), self.published, self.delivered, self.dropped))
+
+    def rates(self) -> Rates:
+        then, published, delivered, dropped = self._samples[0]
+        seconds = max(time.monotonic() - then, 1e-3)
+        return Rates(
+            (self.published - published) / seconds,
+            (self.delivered - delivered) / seconds,
+            (self.dropped - dropped) / seconds,
+        )

@@ -1,0 +1,220 @@
+"""The recent records of a followed topic, each encoded once for each kind of reader."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from himalia.errors import FilterFailed
+from himalia.pubsub.filters import Filter, activation
+from himalia.pubsub.outlet import Codec
+from himalia.record import Record
+
+TRIM_EVERY = 256
+"""Records by which a tail may exceed its limit, so that trimming costs little for each record."""
+
+
+SLICES_MAX = 8
+"""Joined buffers kept for each view. Live cursors share one or two; those that catch up come once each."""
+
+
+class Slice:
+    """Consecutive records as one buffer: what a cursor sends next, shared by all cursors at that place."""
+
+    __slots__ = ("data", "end", "failure", "matched")
+
+    def __init__(self, data: bytes, end: int, matched: int, failure: FilterFailed | None) -> None:
+        self.data = data
+        self.end = end
+        self.matched = matched
+        self.failure = failure
+
+
+class View:
+    """A tail as seen through one codec and one filter: a frame for each record, empty where it is filtered out.
+
+    So a filtered cursor moves like any other, and filtering costs nothing per subscriber.
+    """
+
+    def __init__(self, encoded: Encoded, filter: Filter | None) -> None:
+        self.filter = filter
+        self._encoded = encoded
+        self._frames: list[bytes] = []
+        # Running total of bytes up to and including each frame, to find how much fits into a write.
+        self._totals: list[int] = []
+        self._failures: dict[int, FilterFailed] = {}
+        self._slices: dict[int, Slice] = {}
+
+    @property
+    def codec(self) -> Codec:
+        return self._encoded.codec
+
+    def extend(self, records: Sequence[Record], activations: Activations) -> None:
+        self._slices.clear()
+        total = self._totals[-1] if self._totals else 0
+        for record in records:
+            frame = self._frame(record, activations)
+            total += len(frame)
+            self._frames.append(frame)
+            self._totals.append(total)
+
+    def trim(self, count: int, first: int) -> None:
+        """Forget the oldest ``count`` frames; ``first`` is the offset that is then the first."""
+        self._slices.clear()
+        del self._frames[:count]
+        del self._totals[:count]
+        if self._failures:
+            self._failures = {at: error for at, error in self._failures.items() if at >= first}
+
+    def slice(self, start: int, first: int, bytes_max: int) -> Slice:
+        """From offset ``start`` as many records as fit, but at least one; ``first`` is the tail's first offset."""
+        found = self._slices.get(start)
+        if found is None:
+            if len(self._slices) >= SLICES_MAX:
+                self._slices.clear()
+            found = self._slices[start] = self._cut(start, first, bytes_max)
+        return found
+
+    def _cut(self, start: int, first: int, bytes_max: int) -> Slice:
+        at = start - first
+        before = self._totals[at - 1] if at else self._totals[0] - len(self._frames[0])
+        until = max(bisect_right(self._totals, before + bytes_max), at + 1)
+        frames = self._frames[at:until]
+        end = first + until
+        matched = len(frames) if self.filter is None else sum(1 for frame in frames if frame)
+        return Slice(b"".join(frames), end, matched, self._failure(start, end))
+
+    def _failure(self, start: int, end: int) -> FilterFailed | None:
+        if not self._failures:
+            return None
+        failed = [at for at in self._failures if start <= at < end]
+        if not failed:
+            return None
+        error = self._failures[min(failed)]
+        return FilterFailed(
+            f"{error.message} (offset {min(failed)}; {len(failed)} of {end - start} records)", **error.data
+        )
+
+    def _frame(self, record: Record, activations: Activations) -> bytes:
+        if self.filter is not None:
+            try:
+                if not self.filter.matches(activations.of(record)):
+                    return b""
+            except FilterFailed as error:
+                self._failures[record.offset] = error
+                return b""
+        return self._encoded.event(record)
+
+
+class Encoded:
+    """The records of a tail in one codec, each encoded once, whichever filters let it pass."""
+
+    def __init__(self, codec: Codec) -> None:
+        self.codec = codec
+        self._events: dict[int, bytes] = {}
+
+    def event(self, record: Record) -> bytes:
+        event = self._events.get(record.offset)
+        if event is None:
+            event = self._events[record.offset] = self.codec.event(record)
+        return event
+
+    def trim(self, offsets: Iterable[int]) -> None:
+        for offset in offsets:
+            self._events.pop(offset, None)
+
+
+class Activations:
+    """Decoded records for the filters of one round, so that a payload is decoded once for all of them."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, dict[str, Any]] = {}
+
+    def of(self, record: Record) -> dict[str, Any]:
+        made = self._made.get(record.offset)
+        if made is None:
+            try:
+                made = activation(record)
+            except Exception as error:
+                raise FilterFailed(f"the record cannot be read as JSON: {error}") from None
+            self._made[record.offset] = made
+        return made
+
+
+def view_of(records: Sequence[Record], codec: Codec, filter: Filter | None) -> View:
+    """A view of records read from the log, for a cursor that is behind the tail."""
+    view = View(Encoded(codec), filter)
+    view.extend(records, Activations())
+    return view
+
+
+class Tail:
+    """Records ``first`` to ``end - 1`` of a topic, in memory. Bounded by count and bytes."""
+
+    def __init__(self, end: int, count_max: int) -> None:
+        self.first = end
+        self.end = end
+        self.bytes = 0
+        self._count_max = count_max
+        self._records: list[Record] = []
+        self._views: dict[tuple[Codec, Filter | None], View] = {}
+        self._encoded: dict[Codec, Encoded] = {}
+
+    def view(self, codec: Codec, filter: Filter | None) -> View:
+        """The one view for this codec and filter."""
+        key = (codec, filter)
+        view = self._views.get(key)
+        if view is None:
+            encoded = self._encoded.setdefault(codec, Encoded(codec))
+            view = self._views[key] = View(encoded, filter)
+            view.extend(self._records, Activations())
+        return view
+
+    def forget_view(self, view: View) -> None:
+        codec = view.codec
+        self._views.pop((codec, view.filter), None)
+        if all(other is not codec for other, _ in self._views):
+            self._encoded.pop(codec, None)
+
+    def extend(self, records: Sequence[Record], bytes_max: int) -> None:
+        """Add the records from ``end`` on.
+
+        Older ones beyond the limits go first, the new ones only at the next call: every cursor at the end can
+        take them from here, however large the commit was.
+        """
+        if len(self._records) > self._count_max + TRIM_EVERY or self.bytes > bytes_max:
+            self._trim(bytes_max)
+        self._records.extend(records)
+        self.end += len(records)
+        self.bytes += _size_bytes(records)
+        activations = Activations()
+        for view in self._views.values():
+            view.extend(records, activations)
+
+    def skip_to(self, end: int) -> None:
+        """Forget everything: the log moved on further than a tail should hold."""
+        self._drop(len(self._records))
+        self.first = self.end = end
+
+    def _trim(self, bytes_max: int) -> None:
+        drop = max(0, len(self._records) - self._count_max)
+        kept = self.bytes - _size_bytes(self._records[:drop])
+        while kept > bytes_max // 2 and drop < len(self._records):
+            kept -= self._records[drop].size_bytes
+            drop += 1
+        self._drop(drop)
+
+    def _drop(self, count: int) -> None:
+        self.bytes -= _size_bytes(self._records[:count])
+        del self._records[:count]
+        for encoded in self._encoded.values():
+            encoded.trim(range(self.first, self.first + count))
+        self.first += count
+        for view in self._views.values():
+            view.trim(count, self.first)
+
+
+def _size_bytes(records: Sequence[Record]) -> int:
+    # Written out, because a call for each record would cost as much as encoding it.
+    return sum([len(record.id) + len(record.headers) + len(record.payload) for record in records])

@@ -1,0 +1,72 @@
+"""A topic that somebody follows: its recent records and the cursors on it."""
+
+from __future__ import annotations
+
+from himalia.pubsub.cursor import Cursor
+from himalia.pubsub.subscriber import Subscriber
+from himalia.pubsub.tail import Tail, View
+
+
+class Topic:
+    """Exists only while it has cursors, so that memory follows the subscribers and not the topics."""
+
+    __slots__ = (
+        "_cursors",
+        "_in_order",
+        "_view_users",
+        "epoch",
+        "marked_meanwhile",
+        "name",
+        "refreshing",
+        "tail",
+    )
+
+    def __init__(self, name: str, epoch: str, end: int, tail_records: int) -> None:
+        self.name = name
+        self.epoch = epoch
+        self.tail = Tail(end, tail_records)
+        # Whether the tail is being filled from the log because its newest records were not at hand.
+        self.refreshing = False
+        self.marked_meanwhile = False
+        self._cursors: dict[Cursor, None] = {}
+        self._in_order: list[Cursor] | None = None
+        self._view_users: dict[View, int] = {}
+
+    @property
+    def end(self) -> int:
+        """One past the last committed record that subscribers may see."""
+        return self.tail.end
+
+    @property
+    def cursors(self) -> list[Cursor]:
+        """All cursors, those of higher priority first, else in the order they came."""
+        if self._in_order is None:
+            self._in_order = sorted(self._cursors, key=lambda cursor: -cursor.subscriber.priority)
+        return self._in_order
+
+    def __len__(self) -> int:
+        return len(self._cursors)
+
+    def follow(self, subscriber: Subscriber, start: int, asked_until: int) -> Cursor:
+        view = self.tail.view(subscriber.outlet.codec, subscriber.filter)
+        cursor = Cursor(subscriber, self, start, asked_until, view)
+        self._cursors[cursor] = None
+        self._in_order = None
+        self._view_users[view] = self._view_users.get(view, 0) + 1
+        subscriber.cursors[self.name] = cursor
+        return cursor
+
+    def unfollow(self, cursor: Cursor) -> None:
+        if self._cursors.pop(cursor, cursor) is cursor:
+            return
+        self._in_order = None
+        cursor.closed = True
+        cursor.subscriber.cursors.pop(self.name, None)
+        self._view_users[cursor.view] -= 1
+        if not self._view_users[cursor.view]:
+            del self._view_users[cursor.view]
+            self.tail.forget_view(cursor.view)
+
+    def lag(self) -> int:
+        """How far the slowest cursor is behind."""
+        return max((cursor.lag for cursor in self._cursors), default=0)

@@ -1,0 +1,42 @@
+"""What the broker says of itself."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from tests.pubsub.conftest import Room, Viewer
+
+
+async def test_stats_tell_of_topics_subscribers_and_totals(room: Room) -> None:
+    """Counts are exact: messages, bytes, offsets, subscribers, lag, sent and dropped."""
+    await room.create("orders", "idle")
+    quick, slow = Viewer(), Viewer(room=1)
+    await room.subscribe("orders", quick, client_id="quick")
+    await room.subscribe("orders", slow, client_id="slow", limit=2)
+    for i in range(10):
+        await room.publish("orders", i)
+        await quick.until(lambda i=i: len(quick.events) == i + 1)  # type: ignore[misc]
+    stats = await room.manager.stats()
+    orders = stats.topics["orders"]
+    assert (orders.messages, orders.first, orders.end, orders.subscribers) == (10, 0, 10, 2)
+    assert orders.lag == 9
+    assert orders.bytes == 10 * (36 + 2 + 1)
+    assert stats.topics["idle"].messages == 0
+    by_client = {one.client_id: one for one in stats.subscribers}
+    assert (by_client["quick"].sent, by_client["quick"].lag) == (10, 0)
+    assert (by_client["slow"].sent, by_client["slow"].lag) == (1, 9)
+    slow.read()
+    await room.settled()
+    stats = await room.manager.stats()
+    assert stats.dropped == 7
+    assert {one.client_id: one.dropped for one in stats.subscribers} == {"quick": 0, "slow": 7}
+    assert stats.rates.published > 0
+
+
+async def test_stats_are_frozen(room: Room) -> None:
+    """A snapshot cannot be changed by who reads it."""
+    stats = await room.manager.stats()
+    with pytest.raises(AttributeError):
+        stats.published = 1  # type: ignore[misc]
+    assert msgspec.to_builtins(stats)["published"] == 0
