@@ -1,0 +1,161 @@
+"""The messages of ``/ws``. ``docs/protocol.md`` shows each of them; a test runs its examples."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from typing import Any, Literal
+
+import msgspec
+
+from himalia.errors import BadRequest
+from himalia.record import Record, format_ts
+
+PROTOCOL_VERSION = 1
+REQUEST_ID_LENGTH_MAX = 256
+CLIENT_ID_LENGTH_MAX = 256
+ERROR_LENGTH_MAX = 1000
+
+Policy = Literal["drop_oldest", "disconnect", "lossless"]
+
+
+class Message(msgspec.Struct, omit_defaults=True):
+    """What is published: the payload stays the bytes it came as."""
+
+    id: str
+    payload: msgspec.Raw
+    headers: dict[str, str] | None = None
+
+
+class ClientMessage(msgspec.Struct, omit_defaults=True):
+    """Anything a client may send. Which fields a type needs is checked by ``decode_client_message``."""
+
+    type: Literal["subscribe", "unsubscribe", "publish", "ping"]
+    topic: str | None = None
+    message: Message | None = None
+    client_id: str | None = None
+    last_n: int | None = None
+    request_id: str | None = None
+    start: int | dict[str, Any] | None = msgspec.field(default=None, name="from")
+    epoch: str | None = None
+    since: str | float | None = None
+    policy: Policy | None = None
+    limit: int | None = None
+    filter: str | None = None
+    priority: int = 0
+
+
+class ErrorBody(msgspec.Struct, omit_defaults=True):
+    code: str
+    message: str
+
+
+class ServerMessage(msgspec.Struct, omit_defaults=True):
+    """Anything the server may send. ``type`` says which fields are there."""
+
+    type: Literal["ack", "event", "error", "pong", "info"]
+    request_id: str | None = None
+    topic: str | None = None
+    status: Literal["ok"] | None = None
+    message: Message | None = None
+    offset: int | None = None
+    epoch: str | None = None
+    topics: dict[str, dict[str, Any]] | None = None
+    error: ErrorBody | None = None
+    msg: str | None = None
+    first: int | None = None
+    last: int | None = None
+    count: int | None = None
+    requested: int | None = None
+    end: int | None = None
+    client_id: str | None = None
+    ts: str | None = None
+    protocol: int | None = None
+
+
+class _RequestId(msgspec.Struct):
+    request_id: str | None = None
+
+
+_decode = msgspec.json.Decoder(ClientMessage).decode
+_decode_request_id = msgspec.json.Decoder(_RequestId).decode
+_CANONICAL_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z").match
+_encoder = msgspec.json.Encoder()
+encode = _encoder.encode
+
+
+def decode_client_message(data: bytes) -> ClientMessage:
+    """The message, with the fields its type needs, or ``BadRequest`` that names what is wrong."""
+    try:
+        # The decoder skips payloads without looking at their text, so the encoding is checked here.
+        if not data.isascii():
+            data.decode()
+        message = _decode(data)
+    except UnicodeDecodeError as error:
+        raise BadRequest(f"a message is UTF-8; byte {error.start} is not") from None
+    except RecursionError:
+        raise BadRequest("the message is nested too deeply") from None
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise BadRequest(f"not a valid message: {error}") from None
+    _check_fields(message)
+    return message
+
+
+def request_id_of(data: bytes) -> str | None:
+    """The request id of a message that is otherwise wrong, so that its error can be told apart."""
+    try:
+        found = _decode_request_id(data).request_id
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+    return found if found is None or len(found) <= REQUEST_ID_LENGTH_MAX else None
+
+
+def _check_fields(message: ClientMessage) -> None:
+    if message.request_id is not None and len(message.request_id) > REQUEST_ID_LENGTH_MAX:
+        message.request_id = None
+        raise BadRequest(f"request_id has at most {REQUEST_ID_LENGTH_MAX} characters")
+    if message.client_id is not None and len(message.client_id) > CLIENT_ID_LENGTH_MAX:
+        raise BadRequest(f"client_id has at most {CLIENT_ID_LENGTH_MAX} characters")
+    if message.type == "ping":
+        return
+    if message.topic is None:
+        raise BadRequest(f"{message.type} needs a topic")
+    if message.type == "publish":
+        if message.message is None:
+            raise BadRequest('publish needs a message: {"id": uuid, "payload": ...}')
+        message.message.id = canonical_uuid(message.message.id)
+        return
+    if not message.client_id:
+        raise BadRequest(f"{message.type} needs a client_id")
+
+
+def clipped(text: str) -> str:
+    """An error's text, which may quote what the client sent, at a length that people read."""
+    return text if len(text) <= ERROR_LENGTH_MAX else text[: ERROR_LENGTH_MAX - 3] + "..."
+
+
+def canonical_uuid(text: str) -> str:
+    """A UUID in its usual form, so that two spellings of one id are one id."""
+    # Parsing costs four times as much as recognising the form that every library prints.
+    if _CANONICAL_UUID(text):
+        return text
+    try:
+        return str(uuid.UUID(text))
+    except ValueError:
+        shown = text if len(text) <= 60 else text[:57] + "..."
+        raise BadRequest(f"message.id {shown!r} is not a UUID") from None
+
+
+def encode_event(record: Record) -> bytes:
+    """A record as an ``event``, built around the stored bytes instead of encoding them again."""
+    return (
+        b'{"type":"event","topic":"%b","offset":%d,"ts":"%b","message":{"id":%b,"payload":%b,"headers":%b}}'
+        % (
+            record.topic.encode(),
+            record.offset,
+            format_ts(record.ts_us).encode(),
+            encode(record.id),
+            record.payload,
+            record.headers,
+        )
+    )

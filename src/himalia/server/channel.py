@@ -1,0 +1,55 @@
+"""The transport of one WebSocket connection, as the connection's logic sees it."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import Callable
+
+from himalia.errors import HimaliaError, SlowConsumer
+from himalia.pubsub import Outlet
+from himalia.server.codecs import WEBSOCKET
+
+CLOSE_POLICY_VIOLATION = 1008
+CLOSE_INTERNAL_ERROR = 1011
+CLOSE_GOING_AWAY = 1001
+CLOSE_SERVICE_RESTART = 1012
+
+
+class Channel(Outlet):
+    """An outlet that can also pause its reading, ping its peer, and end the connection in order or at once."""
+
+    __slots__ = ("last_seen", "on_writable")
+
+    def __init__(self) -> None:
+        super().__init__(WEBSOCKET)
+        # When the peer last showed life: sent anything, or took what was waiting for it.
+        self.last_seen = asyncio.get_running_loop().time()
+        self.on_writable: Callable[[], None] | None = None
+
+    def ready(self) -> None:
+        super().ready()
+        if self.on_writable is not None:
+            self.on_writable()
+
+    @abstractmethod
+    def pause_reading(self) -> None: ...
+
+    @abstractmethod
+    def resume_reading(self) -> None: ...
+
+    @abstractmethod
+    def ping(self) -> None:
+        """Ask the peer for a sign of life."""
+
+    @abstractmethod
+    def shut(self, code: int, reason: str) -> None:
+        """Send a close frame behind what was written; end the connection soon, whatever the peer does."""
+
+    @abstractmethod
+    def abort(self) -> None:
+        """End the connection now."""
+
+    def close(self, error: HimaliaError) -> None:
+        code = CLOSE_POLICY_VIOLATION if isinstance(error, SlowConsumer) else CLOSE_INTERNAL_ERROR
+        self.shut(code, str(error.code))

@@ -1,0 +1,395 @@
+"""One WebSocket client: what it says, and what it is answered. No I/O: bytes come in, bytes are gathered."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from himalia.errors import (
+    BadRequest,
+    HimaliaError,
+    InternalError,
+    MessageTooLarge,
+    RateLimited,
+    ShuttingDown,
+    TooManySubscriptions,
+)
+from himalia.log.contract import Appended, Batch
+from himalia.protocol import (
+    PROTOCOL_VERSION,
+    ClientMessage,
+    ServerMessage,
+    decode_client_message,
+    encode,
+    request_id_of,
+    text_frame,
+)
+from himalia.pubsub import Subscriber
+from himalia.record import Draft, format_ts, now_us
+from himalia.server.channel import Channel
+from himalia.server.codecs import WEBSOCKET, error_message
+from himalia.server.drafting import Drafter
+from himalia.server.subscribing import make_subscriber
+from himalia.server.trust import Principal
+from himalia.topics import check_pattern
+
+if TYPE_CHECKING:
+    from himalia.server.broker import Broker
+
+logger = logging.getLogger("himalia.connection")
+
+COMMANDS_WAITING_MAX = 64
+WAITING_BYTES_LARGE = 16 * 1024
+# Written out because a busy publisher gets thousands of these a second.
+_ACK = b'{"type":"ack",%b%b"topic":"%b","status":"ok","offset":%d,"epoch":"%b","ts":"%b"}'
+
+
+class Publishes:
+    """Publishes to one topic that came in together and are stored together."""
+
+    __slots__ = ("drafts", "request_ids")
+
+    def __init__(self) -> None:
+        self.drafts: list[Draft] = []
+        self.request_ids: list[str | None] = []
+
+
+class Connection:
+    """The server's half of the conversation. ``receive`` for each message, ``end_of_input`` after each read.
+
+    Publishes of one read go to the log as one batch for each topic. Other commands may have to wait for the
+    log; what comes after such a command waits behind it, so that a client is answered in the order it spoke.
+    """
+
+    __slots__ = (
+        "_allowance",
+        "_broker",
+        "_busy",
+        "_drafter",
+        "_flushing",
+        "_in_flight",
+        "_next_ping",
+        "_pinged_at",
+        "_publishes",
+        "_reading",
+        "_refilled_at",
+        "_spoke",
+        "_unsent",
+        "_waiting",
+        "channel",
+        "principal",
+    )
+
+    def __init__(self, broker: Broker, principal: Principal, channel: Channel) -> None:
+        self.channel = channel
+        self.principal = principal
+        self._broker = broker
+        self._drafter = Drafter(broker.settings, principal)
+        self._publishes: dict[str, Publishes] = {}
+        self._in_flight = 0
+        self._reading = True
+        self._busy = False
+        self._waiting: deque[bytes] = deque()
+        self._flushing = False
+        self._spoke = False
+        self._unsent = 0
+        self._allowance = max(broker.settings.publish_rate_max, 1.0)
+        self._refilled_at = channel.last_seen
+        self._next_ping = channel.last_seen + broker.settings.heartbeat_s
+        self._pinged_at: float | None = None
+        channel.on_writable = self._resume_reading
+        broker.connections[self] = None
+
+    # What comes in
+
+    def receive(self, data: bytes) -> None:
+        """One text message. Whatever is wrong with it is answered; nothing is raised."""
+        if self._busy:
+            self._waiting.append(data)
+            if len(self._waiting) >= COMMANDS_WAITING_MAX or len(data) >= WAITING_BYTES_LARGE:
+                self._hold_reading()
+            return
+        message: ClientMessage | None = None
+        try:
+            message = decode_client_message(data)
+            if message.type == "publish":
+                self._publish(message)
+            elif message.type == "ping":
+                self._reply(ServerMessage("pong", request_id=message.request_id, ts=format_ts(now_us())))
+            else:
+                self._start_command(message)
+        except HimaliaError as error:
+            self._refuse(error, message.request_id if message else request_id_of(data))
+        except Exception:
+            logger.exception("a message could not be handled")
+            self._refuse(
+                InternalError("the server failed on this message; its log says why"), request_id_of(data)
+            )
+
+    def receive_binary(self) -> None:
+        self._refuse(BadRequest("binary frames are not part of the protocol; send JSON as text"), None)
+
+    def receive_too_large(self, size: int) -> None:
+        limit = self._broker.settings.message_bytes_max
+        self._refuse(MessageTooLarge(f"a message has at most {limit} bytes, this one has {size}"), None)
+
+    def end_of_input(self) -> None:
+        """Everything that was read has been received: hand the publishes over."""
+        if self._publishes:
+            self._submit()
+        # A peer that does not take its answers is not read either, so that they cannot pile up.
+        if self.channel.gathered_bytes >= self._broker.settings.write_buffer_bytes:
+            self.channel.flush()
+        if self._broker.is_full or self.channel.paused:
+            self._hold_reading()
+
+    def disconnected(self) -> None:
+        """The peer is gone. Idempotent."""
+        self.channel.closed = True
+        self._waiting.clear()
+        self._broker.connections.pop(self, None)
+        self._broker.manager.leave(self.channel)
+
+    # Publishing
+
+    def _publish(self, message: ClientMessage) -> None:
+        if self._broker.draining:
+            raise ShuttingDown(
+                "the server is shutting down and takes no more; publish again after reconnecting"
+            )
+        if self._broker.settings.publish_rate_max:
+            self._check_rate()
+        topic, body = message.topic, message.message
+        assert topic is not None and body is not None  # checked when it was decoded
+        draft = self._drafter.draft(topic, body, message.client_id)
+        publishes = self._publishes.get(topic)
+        if publishes is None:
+            publishes = self._publishes[topic] = Publishes()
+        publishes.drafts.append(draft)
+        publishes.request_ids.append(message.request_id)
+
+    def _check_rate(self) -> None:
+        rate = self._broker.settings.publish_rate_max
+        now = asyncio.get_running_loop().time()
+        self._allowance = min(max(rate, 1.0), self._allowance + (now - self._refilled_at) * rate)
+        self._refilled_at = now
+        if self._allowance < 1:
+            raise RateLimited(f"at most {rate:g} publishes a second; wait and publish again")
+        self._allowance -= 1
+
+    def _submit(self) -> None:
+        gathered, self._publishes = self._publishes, {}
+        for topic, publishes in gathered.items():
+            self._in_flight += len(publishes.drafts)
+            future = self._broker.manager.publish(Batch(topic, publishes.drafts))
+            future.add_done_callback(partial(self._published, topic, publishes.request_ids))
+        if self._in_flight >= self._broker.settings.publishes_in_flight_max:
+            self._hold_reading()
+
+    def _published(
+        self, topic: str, request_ids: Sequence[str | None], future: asyncio.Future[Appended]
+    ) -> None:
+        self._in_flight -= len(request_ids)
+        if not self._reading:
+            self._resume_reading()
+        if self.channel.closed:
+            return
+        error = future.exception()
+        if error is None:
+            self._acknowledge(topic, request_ids, future.result())
+        else:
+            known = (
+                error if isinstance(error, HimaliaError) else InternalError("publishing failed in the server")
+            )
+            if known is not error:
+                logger.error("publishing to %s failed", topic, exc_info=error)
+            for request_id in request_ids:
+                self._refuse(known, request_id)
+        self._flush_soon()
+
+    def _acknowledge(self, topic: str, request_ids: Sequence[str | None], appended: Appended) -> None:
+        name, epoch = topic.encode(), appended.epoch.encode()
+        ts = format_ts(appended.ts_us).encode()
+        frames = [
+            text_frame(_ACK % (self._version(), _echo(request_id), name, offset, epoch, ts))
+            for request_id, offset in zip(request_ids, appended.offsets, strict=True)
+        ]
+        self.channel.gather(b"".join(frames))
+
+    # Subscribing
+
+    def _start_command(self, message: ClientMessage) -> None:
+        # What was published before this command is with the log before the command looks at it.
+        self._submit()
+        self._busy = True
+        asyncio.get_running_loop().create_task(self._command(message))
+
+    async def _command(self, message: ClientMessage) -> None:
+        try:
+            if message.type == "subscribe":
+                await self._subscribe(message)
+            else:
+                self._unsubscribe(message)
+        except HimaliaError as error:
+            self._refuse(error, message.request_id)
+        except Exception:
+            logger.exception("a command could not be handled")
+            self._refuse(
+                InternalError("the server failed on this command; its log says why"), message.request_id
+            )
+        finally:
+            self._busy = False
+            self._resume_waiting()
+            self.channel.flush()
+
+    async def _subscribe(self, message: ClientMessage) -> None:
+        subscriber = make_subscriber(message, self._broker.settings, self.principal, self.channel)
+        self._check_subscriptions(subscriber)
+        result = await self._broker.manager.subscribe(subscriber)
+        ack = self._ack(message)
+        if subscriber.follows_pattern:
+            ack.topics = {
+                topic: {"offset": position.offset, "epoch": position.epoch}
+                for topic, position in result.positions.items()
+            }
+        elif position := result.positions.get(subscriber.pattern):
+            ack.offset, ack.epoch = position.offset, position.epoch
+        self._reply(ack)
+        for gap in result.gaps:
+            self.channel.gather(
+                WEBSOCKET.gap(gap.topic, subscriber.client_id, gap.requested, gap.first, gap.end)
+            )
+
+    def _check_subscriptions(self, subscriber: Subscriber) -> None:
+        limit = self._broker.settings.subscriptions_max
+        mine = self.channel.subscribers
+        if len(mine) >= limit and all(other.identity != subscriber.identity for other in mine):
+            raise TooManySubscriptions(
+                f"a connection has at most {limit} subscriptions; unsubscribe or use a pattern"
+            )
+
+    def _unsubscribe(self, message: ClientMessage) -> None:
+        assert message.topic is not None and message.client_id is not None  # checked when it was decoded
+        pattern = check_pattern(message.topic, self._broker.settings.topic_length_max)
+        self._broker.manager.unsubscribe(pattern, self.principal.name, message.client_id, self.channel)
+        self._reply(self._ack(message))
+
+    def _resume_waiting(self) -> None:
+        while self._waiting and not self._busy:
+            self.receive(self._waiting.popleft())
+        if not self._busy:
+            self.end_of_input()
+            self._resume_reading()
+
+    # What goes out
+
+    def _ack(self, message: ClientMessage) -> ServerMessage:
+        return ServerMessage(
+            "ack", request_id=message.request_id, topic=message.topic, status="ok", ts=format_ts(now_us())
+        )
+
+    def _reply(self, message: ServerMessage) -> None:
+        if not self._spoke:
+            self._spoke = True
+            message.protocol = PROTOCOL_VERSION
+        self.channel.gather(text_frame(encode(message)))
+        self._flush_soon()
+
+    def _refuse(self, error: HimaliaError, request_id: str | None) -> None:
+        logger.debug("refused: %s %s", error.code, error.message)
+        self._broker.metrics.count_error(error.code)
+        self._reply(error_message(error, request_id))
+
+    def _version(self) -> bytes:
+        """The protocol version in the first answer, nothing in later ones."""
+        if self._spoke:
+            return b""
+        self._spoke = True
+        return b'"protocol":%d,' % PROTOCOL_VERSION
+
+    def _flush_soon(self) -> None:
+        if not self._flushing:
+            self._flushing = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        self.channel.flush()
+
+    # Flow
+
+    def _hold_reading(self) -> None:
+        if self._reading:
+            self._reading = False
+            self.channel.pause_reading()
+            if self._broker.is_full:
+                self._broker.hold(self._resume_reading)
+
+    def _resume_reading(self) -> None:
+        if self._reading or self._busy or self.channel.paused:
+            return
+        if self._broker.is_full:
+            self._broker.hold(self._resume_reading)
+        elif self._in_flight <= self._broker.settings.publishes_in_flight_max // 2:
+            self._reading = True
+            self.channel.resume_reading()
+
+    # Life
+
+    def beat(self, now: float) -> None:
+        """Called often; pings when it is time and ends a connection whose peer shows no life."""
+        settings, channel = self._broker.settings, self.channel
+        unsent = channel.unsent_bytes
+        if unsent < self._unsent:
+            channel.last_seen = now  # it takes what waits for it, however slowly
+        self._unsent = unsent
+        if self._pinged_at is not None:
+            not_listening = not self._reading and not channel.paused
+            if channel.last_seen >= self._pinged_at or not_listening:
+                self._pinged_at = None
+            elif now - self._pinged_at > self._patience_s():
+                logger.info("a peer showed no life for %.0f s and is dropped", now - channel.last_seen)
+                channel.abort()
+                return
+        if now >= self._next_ping:
+            self._next_ping = now + settings.heartbeat_s
+            if self._pinged_at is None:
+                self._pinged_at = now
+            channel.ping()
+            if self._spoke and not channel.paused:
+                channel.gather(WEBSOCKET.info("ping"))
+                channel.flush()
+
+    def _patience_s(self) -> float:
+        # The ping waits behind everything else for a peer that is slow to read, and so does its answer.
+        settings = self._broker.settings
+        return settings.stall_timeout_s if self.channel.paused else settings.heartbeat_timeout_s
+
+    def announce_shutdown(self) -> None:
+        if self._spoke:
+            self.channel.gather(WEBSOCKET.info("server_shutdown"))
+            self.channel.flush()
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether everything that this client has coming was sent."""
+        channel = self.channel
+        if self._in_flight or self._busy or channel.gathered_bytes or channel.unsent_bytes:
+            return False
+        return all(
+            not cursor.lag for subscriber in channel.subscribers for cursor in subscriber.cursors.values()
+        )
+
+    def shut(self, code: int, reason: str) -> None:
+        self.channel.shut(code, reason)
+
+    def abort(self) -> None:
+        self.channel.abort()
+
+
+def _echo(request_id: str | None) -> bytes:
+    return b"" if request_id is None else b'"request_id":%b,' % encode(request_id)

@@ -1,0 +1,144 @@
+"""A topic as Server-Sent Events: the same subscription as on the WebSocket, for browsers and ``curl``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Annotated, Literal
+from uuid import uuid4
+
+from fastapi import APIRouter, Header, Query
+from fastapi.responses import StreamingResponse
+
+from himalia.errors import BadRequest, HimaliaError
+from himalia.protocol import ClientMessage, Policy
+from himalia.pubsub import Outlet
+from himalia.server.access import SECURITY, Caller, TheBroker
+from himalia.server.broker import Broker
+from himalia.server.codecs import SSE, SSE_OF_PATTERN, SseCodec
+from himalia.server.models import ErrorResponse
+from himalia.server.subscribing import make_subscriber
+from himalia.server.topics_api import ERRORS, NOT_FOUND
+from himalia.topics import is_pattern
+
+router = APIRouter(responses=ERRORS, tags=["messages"])
+
+
+class SseOutlet(Outlet):
+    """Holds what is to be sent until the response's generator takes it."""
+
+    __slots__ = ("_bytes_max", "_ended", "_unsent", "_wake")
+
+    def __init__(self, codec: SseCodec, bytes_max: int) -> None:
+        super().__init__(codec)
+        self._bytes_max = bytes_max
+        self._unsent: list[bytes] = []
+        self._wake = asyncio.Event()
+        self._ended = False
+
+    @property
+    def unsent_bytes(self) -> int:
+        return sum(len(data) for data in self._unsent)
+
+    def write(self, data: bytes) -> None:
+        self._unsent.append(data)
+        self.paused = self.unsent_bytes >= self._bytes_max
+        self._wake.set()
+
+    def close(self, error: HimaliaError) -> None:
+        self._ended = True
+        self._wake.set()
+
+    async def stream(self, heartbeat_s: float) -> AsyncIterator[bytes]:
+        """What is written, as it is written; a comment when nothing was for a while."""
+        while not (self._ended and not self._unsent):
+            try:
+                await asyncio.wait_for(self._wake.wait(), heartbeat_s)
+            except TimeoutError:
+                yield b": ping\n\n"
+                continue
+            self._wake.clear()
+            if self._unsent:
+                data, self._unsent = b"".join(self._unsent), []
+                yield data
+            if self.paused:
+                self.ready()
+
+
+@router.get(
+    "/topics/{name}/events",
+    dependencies=SECURITY,
+    response_class=StreamingResponse,
+    responses={
+        200: {
+            "description": "Events with their offset as id; `error` and `info` messages as events of that name.",
+            "content": {"text/event-stream": {"example": 'id: 0\ndata: {"type":"event","offset":0}\n\n'}},
+        },
+        **NOT_FOUND,
+        429: {"model": ErrorResponse, "description": "Too many subscriptions"},
+    },
+)
+async def events(
+    broker: TheBroker,
+    caller: Caller,
+    name: str,
+    last_n: Annotated[int | None, Query(description="Begin with the newest so many.", ge=0)] = None,
+    start: Annotated[int | None, Query(alias="from", description="First offset.", ge=0, lt=1 << 63)] = None,
+    epoch: Annotated[str | None, Query(description="The epoch that `from` was read in.")] = None,
+    since: Annotated[str | None, Query(description="ISO 8601, or seconds since 1970.")] = None,
+    policy: Annotated[Policy | Literal[""], Query(description="What happens when you are slow.")] = "",
+    limit: Annotated[int | None, Query(description="Records you may fall behind.", ge=1)] = None,
+    filter: Annotated[str | None, Query(description="CEL on message, headers, topic, offset.")] = None,
+    last_event_id: Annotated[
+        str | None, Header(description="The offset last seen; resumes behind it.")
+    ] = None,
+) -> StreamingResponse:
+    """Follow a topic, or a pattern of topics. Sends what is asked for and then what comes, until you go."""
+    broker.admit()
+    if last_event_id:
+        if is_pattern(name):
+            raise BadRequest("Last-Event-ID resumes a topic, not a pattern; use the WebSocket's from")
+        start, last_n, since = _after(last_event_id), None, None
+    message = ClientMessage(
+        "subscribe",
+        topic=name,
+        client_id=f"sse-{uuid4()}",
+        last_n=last_n,
+        start=start,
+        epoch=epoch,
+        since=since,
+        policy=policy or None,
+        limit=limit,
+        filter=filter,
+    )
+    outlet = SseOutlet(SSE_OF_PATTERN if is_pattern(name) else SSE, broker.settings.write_buffer_bytes)
+    subscriber = make_subscriber(message, broker.settings, caller, outlet)
+    broker.streams[outlet] = None
+    try:
+        result = await broker.manager.subscribe(subscriber)
+    except BaseException:
+        del broker.streams[outlet]
+        raise
+    for gap in result.gaps:
+        outlet.gather(SSE.gap(gap.topic, subscriber.client_id, gap.requested, gap.first, gap.end))
+    outlet.flush()
+    return StreamingResponse(
+        _stream(broker, outlet), media_type="text/event-stream", headers={"Cache-Control": "no-store"}
+    )
+
+
+def _after(last_event_id: str) -> int:
+    if not last_event_id.isascii() or not last_event_id.isdigit() or len(last_event_id) > 18:
+        raise BadRequest("Last-Event-ID is the offset of the last event you saw")
+    return int(last_event_id) + 1
+
+
+async def _stream(broker: Broker, outlet: SseOutlet) -> AsyncIterator[bytes]:
+    try:
+        yield b": connected\n\n"
+        async for data in outlet.stream(broker.settings.heartbeat_s):
+            yield data
+    finally:
+        outlet.closed = True
+        broker.streams.pop(outlet, None)
+        broker.manager.leave(outlet)

@@ -1,0 +1,102 @@
+"""Errors as HTTP answers: one shape, ``{"error": {"code", "message"}}``, whatever went wrong."""
+
+from __future__ import annotations
+
+import logging
+from http import HTTPStatus
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.routing import compile_path
+
+from himalia.errors import BadRequest, ErrorCode, HimaliaError, InternalError
+from himalia.protocol import clipped
+
+logger = logging.getLogger("himalia.server")
+
+STATUS = {
+    ErrorCode.BAD_REQUEST: 422,
+    ErrorCode.BAD_FILTER: 422,
+    ErrorCode.MESSAGE_TOO_LARGE: 413,
+    ErrorCode.UNAUTHORIZED: 401,
+    ErrorCode.FORBIDDEN: 403,
+    ErrorCode.TOPIC_NOT_FOUND: 404,
+    ErrorCode.TOPIC_EXISTS: 409,
+    ErrorCode.EPOCH_CHANGED: 409,
+    ErrorCode.TOO_MANY_CONNECTIONS: 503,
+    ErrorCode.TOO_MANY_SUBSCRIPTIONS: 429,
+    ErrorCode.TOO_MANY_TOPICS: 429,
+    ErrorCode.RATE_LIMITED: 429,
+    ErrorCode.SHUTTING_DOWN: 503,
+    ErrorCode.UNAVAILABLE: 503,
+    ErrorCode.BAD_CONFIGURATION: 501,
+}
+
+
+def error_response(error: HimaliaError) -> JSONResponse:
+    status = STATUS.get(error.code, 500)
+    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
+    if status in (429, 503):
+        headers["Retry-After"] = "1"
+    return JSONResponse({"error": {"code": error.code, "message": clipped(error.message)}}, status, headers)
+
+
+def install(app: FastAPI) -> None:
+    """Make every failure of the application answer in the one shape."""
+    app.add_exception_handler(HimaliaError, _on_himalia_error)
+    app.add_exception_handler(RequestValidationError, _on_invalid_request)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(ClientDisconnect, _on_disconnect)
+    app.add_exception_handler(Exception, _on_bug)
+
+
+async def _on_himalia_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HimaliaError)
+    request.app.state.broker.metrics.count_error(error.code)
+    return error_response(error)
+
+
+async def _on_invalid_request(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)
+    problems = [
+        f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}" for problem in error.errors()
+    ]
+    return await _on_himalia_error(request, BadRequest("; ".join(problems)))
+
+
+async def _on_http_exception(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    if error.status_code == 400:  # FastAPI could not read the body, for a reason of ours or of the body's own
+        cause = error.__cause__
+        known = cause if isinstance(cause, HimaliaError) else BadRequest(f"{error.detail}: {cause}")
+        return await _on_himalia_error(request, known)
+    code = "NOT_FOUND" if error.status_code == 404 else HTTPStatus(error.status_code).name
+    if error.status_code == 404:
+        message = f"there is nothing at {request.url.path}; see /docs"
+    else:
+        message = str(error.detail)
+    body = {"error": {"code": code, "message": clipped(message)}}
+    headers = dict(error.headers or {})
+    if error.status_code == 405 and (allowed := _allowed_methods(request)):
+        headers["Allow"] = allowed
+    return JSONResponse(body, error.status_code, headers)
+
+
+def _allowed_methods(request: Request) -> str:
+    """All methods of this path; the router only tells those of the first route that it found."""
+    paths: dict[str, dict[str, object]] = request.app.openapi()["paths"]
+    found = (methods for path, methods in paths.items() if compile_path(path)[0].match(request.url.path))
+    return ", ".join(sorted(method.upper() for methods in found for method in methods))
+
+
+async def _on_disconnect(request: Request, error: Exception) -> JSONResponse:
+    """The client went away in the middle of its body; nobody reads this answer."""
+    return error_response(BadRequest("the body ended too early"))
+
+
+async def _on_bug(request: Request, error: Exception) -> JSONResponse:
+    logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return error_response(InternalError("the server failed on this request; its log says why"))

@@ -1,0 +1,84 @@
+"""What the server writes to its own log (not the message log): lines for people or for programs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import logging.config
+import re
+import time
+from typing import Any
+
+_TOKEN = re.compile(r"(token=)[^&\s\"']+")
+
+
+# What every record has; the rest was given as ``extra`` and belongs into a structured line.
+_USUAL = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", "color_message"}
+
+
+class HideTokens(logging.Filter):
+    """A token in an address never reaches a log line."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        message = record.getMessage()
+        if "token=" in message:
+            record.msg, record.args = _TOKEN.sub(r"\1...", message), None
+        return True
+
+
+class HideCancelled(logging.Filter):
+    """uvicorn says that it cancels what is still running at the end; where each of those stood helps nobody."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line, its time in UTC."""
+
+    converter = time.gmtime  # type: ignore[assignment]  # as the standard library does it
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "ts": self.formatTime(record, "%Y-%m-%dT%H:%M:%S") + f".{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        line |= {name: value for name, value in vars(record).items() if name not in _USUAL}
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+def configure(level: str, format: str) -> None:
+    """Send everything to standard error in one format."""
+    formatters: dict[str, Any] = {
+        "text": {"format": "%(asctime)s %(levelname)-7s %(name)s: %(message)s"},
+        "json": {"()": JsonLines},
+    }
+    quiet = "info" if level == "debug" else "warning"
+    logging.config.dictConfig(
+        {
+            "version": 1,
+            "disable_existing_loggers": False,
+            "filters": {"tokens": {"()": HideTokens}, "cancelled": {"()": HideCancelled}},
+            "formatters": formatters,
+            "handlers": {
+                "stderr": {
+                    "class": "logging.StreamHandler",
+                    "formatter": format,
+                    "filters": ["tokens", "cancelled"],
+                },
+            },
+            "root": {"level": "WARNING", "handlers": ["stderr"]},
+            "loggers": {
+                "himalia": {"level": level.upper()},
+                # uvicorn tells each connection at info; that belongs to debugging.
+                "uvicorn": {"level": quiet.upper(), "handlers": [], "propagate": True},
+                "uvicorn.error": {"level": quiet.upper()},
+                "uvicorn.access": {"level": "WARNING", "handlers": [], "propagate": True},
+            },
+        }
+    )

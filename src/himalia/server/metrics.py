@@ -1,0 +1,86 @@
+"""Prometheus metrics at ``/metrics``, read from the counters that are kept anyway."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from himalia.errors import ErrorCode
+from himalia.log.contract import LogStats
+
+if TYPE_CHECKING:
+    from himalia.server.broker import Broker
+
+COMMIT_BUCKETS_S = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5)
+
+
+class Metrics(Collector):
+    """The metrics of one server, in a registry of its own."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._errors: Counter[ErrorCode] = Counter()
+        self._healthy = True
+        self._log_stats = LogStats(0, 0, 0, 0, (), 0)
+        self._registry = CollectorRegistry()
+        self._commit_s = Histogram(
+            "himalia_commit_seconds",
+            "Time of a commit of the log",
+            buckets=COMMIT_BUCKETS_S,
+            registry=self._registry,
+        )
+        self._registry.register(self)
+
+    def count_error(self, code: ErrorCode) -> None:
+        self._errors[code] += 1
+
+    async def text(self) -> bytes:
+        self._healthy = (await self._broker.log.health()).ok
+        self._log_stats = self._broker.log.stats()
+        for seconds in self._log_stats.commit_seconds:
+            self._commit_s.observe(seconds)
+        return generate_latest(self._registry)
+
+    def describe(self) -> list[Metric]:
+        return []  # nothing can be collected before the broker is open
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._counters()
+        yield from self._gauges()
+        errors = CounterMetricFamily("himalia_errors", "Errors sent to clients", labels=["code"])
+        for code, count in self._errors.items():
+            errors.add_metric([code], count)
+        yield errors
+
+    def _counters(self) -> Iterator[Metric]:
+        meter = self._broker.manager.meter
+        yield CounterMetricFamily("himalia_publishes", "Records stored", meter.published)
+        yield CounterMetricFamily("himalia_duplicates", "Publishes recognised as repeats", meter.duplicates)
+        yield CounterMetricFamily("himalia_commits", "Commits of the log", self._log_stats.commits)
+        yield CounterMetricFamily("himalia_log_failures", "Commits that failed", self._log_stats.failures)
+        yield CounterMetricFamily("himalia_deliveries", "Records given to subscribers", meter.delivered)
+        yield CounterMetricFamily("himalia_drops", "Records that slow subscribers skipped", meter.dropped)
+
+    def _gauges(self) -> Iterator[Metric]:
+        broker, manager = self._broker, self._broker.manager
+        gauges = {
+            "himalia_connections": ("WebSocket and SSE connections", broker.connection_count),
+            "himalia_subscribers": ("Subscriptions", manager.subscriber_count),
+            "himalia_topics": ("Topics", manager.topic_count),
+            "himalia_lag_records": ("Records by which the slowest subscriber is behind", manager.lag()),
+            "himalia_queue_bytes": (
+                "Bytes that peers have not taken yet",
+                sum(outlet.unsent_bytes for outlet in manager.outlets()),
+            ),
+            "himalia_in_flight_publishes": ("Publishes that wait for their commit", manager.in_flight),
+            "himalia_log_bytes": ("Size of the log on disk", self._log_stats.disk_bytes),
+            "himalia_log_healthy": ("1 while the log can store", int(self._healthy)),
+            "himalia_uptime_seconds": ("Time since the start", manager.meter.uptime_s),
+        }
+        for name, (help, value) in gauges.items():
+            yield GaugeMetricFamily(name, help, value)

@@ -1,0 +1,154 @@
+"""Running the server: one process, one event loop, until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+import uvloop
+
+from himalia.errors import ConfigurationError
+from himalia.record import now_us
+from himalia.runtime import RunningServer, announce
+from himalia.server import logs
+from himalia.server.app import create_app
+from himalia.server.broker import Broker
+from himalia.server.channel import CLOSE_GOING_AWAY, CLOSE_SERVICE_RESTART
+from himalia.server.uvicorn_protocol import WebSocketProtocol, http_protocol
+from himalia.settings import Settings
+
+logger = logging.getLogger("himalia.server")
+
+SWITCH_INTERVAL_S = 0.0005
+"""How long the log's writer waits for a busy event loop. Python's 5 ms would be longer than the commit itself."""
+HTTP_CONNECTIONS_SPARE = 1000
+"""Plain HTTP connections beside those that connections_max counts, so that operators still get through."""
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server, which says goodbye before it closes and ends without an error when told to stop."""
+
+    def __init__(
+        self, config: uvicorn.Config, broker: Broker, url: str, on_listening: Callable[[Server], None]
+    ) -> None:
+        super().__init__(config)
+        self.url = url
+        self._broker = broker
+        self._on_listening = on_listening
+        # A supervisor's SIGTERM is mostly followed by a new start; a person's Ctrl-C is not.
+        self._close_code = CLOSE_SERVICE_RESTART
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._on_listening(self)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        # Unlike uvicorn's, this does not raise the signal again at the end: the exit code is 0.
+        if self.should_exit and sig == signal.SIGINT:
+            self.force_exit = True
+            self._broker.hurry()
+        if sig == signal.SIGINT:
+            self._close_code = CLOSE_GOING_AWAY
+        self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        logger.info("shutting down")
+        for server in self.servers:
+            server.close()
+        await self._broker.drain(self._close_code)
+        await super().shutdown(sockets)
+
+
+def serve(settings: Settings, on_started: Callable[[str, str | None], None] | None = None) -> None:
+    """Run until SIGTERM or SIGINT. Raises a ``HimaliaError`` that says what to do if it cannot start.
+
+    ``on_started`` is called with the address and the token as soon as connections are accepted.
+    """
+    if settings.workers != 1:
+        raise ConfigurationError(
+            "one process owns an embedded log, so --workers is 1; for several servers a distributed log "
+            "(nats://) is planned"
+        )
+    logs.configure(settings.log_level, settings.log_format)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    broker = Broker(settings)
+    listener = listen(settings.host, settings.port)
+
+    def on_listening(server: Server) -> None:
+        if on_started is not None:
+            on_started(server.url, broker.token)
+
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(serve_on(broker, listener, on_listening))
+    finally:
+        listener.close()
+
+
+def listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=4096)
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot listen on {host}:{port}: {error.strerror or error}; choose another with --host and --port, "
+            "or --port 0 for a free one"
+        ) from None
+
+
+async def serve_on(broker: Broker, listener: socket.socket, on_listening: Callable[[Server], None]) -> None:
+    """Serve a broker on a listening socket until the server is told to exit; tell other programs meanwhile."""
+    await broker.open()
+    try:
+        server = Server(_config(broker), broker, _url(broker.settings, listener), on_listening)
+        running = RunningServer(server.url, broker.token, os.getpid(), broker.log.url, now_us())
+        announced = announce(running)
+        try:
+            await server.serve(sockets=[listener])
+        finally:
+            announced.unlink(missing_ok=True)
+    finally:
+        await broker.close()
+
+
+def _config(broker: Broker) -> uvicorn.Config:
+    settings = broker.settings
+    try:
+        config = uvicorn.Config(
+            create_app(broker=broker),
+            ws=WebSocketProtocol,
+            http=http_protocol(settings.handshake_timeout_s),
+            lifespan="off",  # the broker is open already, and closed after the server
+            ws_max_size=broker.frame_bytes_max,
+            ws_per_message_deflate=False,
+            ws_ping_interval=None,
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            date_header=False,
+            limit_concurrency=settings.connections_max + HTTP_CONNECTIONS_SPARE,
+            timeout_graceful_shutdown=max(1, round(settings.shutdown_s)),
+            ssl_certfile=settings.ssl_certfile,
+            ssl_keyfile=settings.ssl_keyfile,
+            ssl_keyfile_password=settings.ssl_keyfile_password,
+        )
+        # uvicorn would read the certificate only when it serves, where its error would be a traceback.
+        config.load()
+    except OSError as error:
+        raise ConfigurationError(f"the TLS certificate or key cannot be used: {error}") from None
+    return config
+
+
+def _url(settings: Settings, listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    if host in ("0.0.0.0", "::"):
+        host = "127.0.0.1" if host == "0.0.0.0" else "::1"
+    scheme = "https" if settings.ssl_certfile else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -1,0 +1,111 @@
+"""From what a client asked for to a subscription: checks, limits, rights, and where to begin."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from himalia.errors import BadFilter, BadRequest, Forbidden
+from himalia.protocol import ClientMessage
+from himalia.pubsub import Outlet, Policy, Start, Subscriber
+from himalia.pubsub.filters import compile_filter
+from himalia.record import parse_ts
+from himalia.server.trust import Principal, Right
+from himalia.settings import Settings
+from himalia.topics import check_name, check_pattern, is_pattern
+
+PRIORITY_MAX = 1_000_000
+OFFSET_MAX = (1 << 63) - 1
+
+
+def make_subscriber(
+    message: ClientMessage, settings: Settings, principal: Principal, outlet: Outlet
+) -> Subscriber:
+    """The subscription that a ``subscribe`` asks for, or the error that says why not."""
+    assert message.topic is not None and message.client_id is not None  # checked when it was decoded
+    pattern = check_pattern(message.topic, settings.topic_length_max)
+    start = make_start(message, settings)
+    _check_rights(principal, pattern)
+    if message.filter is not None and len(message.filter) > settings.filter_length_max:
+        raise BadFilter(f"a filter has at most {settings.filter_length_max} characters")
+    if abs(message.priority) > PRIORITY_MAX:
+        raise BadRequest(f"priority is between -{PRIORITY_MAX} and {PRIORITY_MAX}")
+    subscriber = Subscriber(
+        pattern,
+        message.client_id,
+        outlet,
+        owner=principal.name,
+        policy=message.policy or _default_policy(start),
+        limit=_limit(message.limit, settings),
+        filter=None if message.filter is None else compile_filter(message.filter),
+        priority=message.priority,
+        start=start,
+    )
+    subscriber.may_follow = partial(principal.may, Right.SUBSCRIBE)
+    return subscriber
+
+
+def _check_rights(principal: Principal, pattern: str) -> None:
+    """A pattern shows only those of its topics that the caller may see; a name must be one of them."""
+    if not is_pattern(pattern):
+        principal.require(Right.SUBSCRIBE, pattern)
+    elif not principal.may_some(Right.SUBSCRIBE):
+        raise Forbidden(f"key {principal.name!r} has no right to subscribe", topic=pattern)
+
+
+def _default_policy(start: Start) -> Policy:
+    asked_for_all = start.offset is not None or start.since_us is not None or start.positions is not None
+    return "lossless" if asked_for_all else "drop_oldest"
+
+
+def _limit(limit: int | None, settings: Settings) -> int:
+    if limit is None:
+        return settings.subscriber_limit
+    if not 1 <= limit <= settings.subscriber_limit_max:
+        raise BadRequest(f"limit is between 1 and {settings.subscriber_limit_max}")
+    return limit
+
+
+def make_start(message: ClientMessage, settings: Settings) -> Start:
+    """Where a subscription begins; at most one of ``last_n``, ``from`` and ``since``."""
+    given = [name for name in ("last_n", "start", "since") if getattr(message, name) is not None]
+    if len(given) > 1:
+        raise BadRequest("give one of last_n, from and since, not several")
+    if message.epoch is not None and not isinstance(message.start, int):
+        raise BadRequest("epoch goes with from, as an offset")
+    if message.last_n is not None:
+        if not 0 <= message.last_n <= settings.last_n_max:
+            raise BadRequest(f"last_n is between 0 and {settings.last_n_max}")
+        return Start(last_n=message.last_n)
+    if message.since is not None:
+        return Start(since_us=_since(message.since))
+    if isinstance(message.start, dict):
+        return Start(positions={topic: _position(topic, at) for topic, at in message.start.items()})
+    if message.start is not None:
+        return Start(offset=_offset(message.start), epoch=message.epoch)
+    return Start()
+
+
+def _since(text: str | float) -> int:
+    try:
+        return parse_ts(text)
+    except (ValueError, OverflowError) as error:
+        raise BadRequest(f"since is ISO 8601 or seconds since 1970: {error}") from None
+
+
+def _position(topic: str, at: Any) -> tuple[int, str | None]:
+    """A position of a pattern's topic: an offset, or ``{"offset": n, "epoch": "..."}``."""
+    check_name(topic)
+    if isinstance(at, Mapping):
+        epoch = at.get("epoch")
+        if epoch is not None and not isinstance(epoch, str):
+            raise BadRequest(f"from.{topic}.epoch is a string")
+        return _offset(at.get("offset")), epoch
+    return _offset(at), None
+
+
+def _offset(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= OFFSET_MAX:
+        raise BadRequest("from is an offset: 0, 1, 2, ...")
+    return value

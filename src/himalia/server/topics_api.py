@@ -1,0 +1,154 @@
+"""REST: topics, health and statistics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Path, Request, Response
+
+from himalia import __version__
+from himalia.errors import Forbidden
+from himalia.protocol import PROTOCOL_VERSION
+from himalia.record import TopicInfo, format_ts
+from himalia.server.access import SECURITY, Caller, MaybeCaller, TheBroker
+from himalia.server.broker import Broker
+from himalia.server.models import (
+    TOPIC_NAME,
+    CreateTopicRequest,
+    CreateTopicResponse,
+    DeleteTopicResponse,
+    ErrorResponse,
+    HealthResponse,
+    RetentionBody,
+    StatsResponse,
+    TopicList,
+    TopicSummary,
+)
+from himalia.server.trust import Principal, Right
+from himalia.topics import check_name, is_pattern, is_reserved
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    401: {"model": ErrorResponse, "description": "No key, or an unknown one"},
+    403: {"model": ErrorResponse, "description": "The key lacks the right, or the origin is foreign"},
+    422: {"model": ErrorResponse, "description": "Bad input"},
+    503: {"model": ErrorResponse, "description": "The log cannot store now; retry"},
+}
+NOT_FOUND: dict[int | str, dict[str, Any]] = {404: {"model": ErrorResponse, "description": "No such topic"}}
+TopicName = Path(description="The topic's name.", examples=["orders"], json_schema_extra=TOPIC_NAME)
+
+router = APIRouter(responses=ERRORS)
+
+
+@router.post(
+    "/topics",
+    status_code=201,
+    tags=["topics"],
+    dependencies=SECURITY,
+    responses={
+        409: {"model": ErrorResponse, "description": "It exists already"},
+        429: {"model": ErrorResponse, "description": "Too many topics"},
+    },
+)
+async def create_topic(body: CreateTopicRequest, broker: TheBroker, caller: Caller) -> CreateTopicResponse:
+    """Make a topic, with its own retention if you like."""
+    name = check_name(body.name, broker.settings.topic_length_max)
+    _require_manage(caller, name)
+    await broker.manager.create_topic(name, body.retention.to_retention() if body.retention else None)
+    return CreateTopicResponse(topic=name)
+
+
+@router.delete("/topics/{name}", tags=["topics"], dependencies=SECURITY, responses=NOT_FOUND)
+async def delete_topic(broker: TheBroker, caller: Caller, name: str = TopicName) -> DeleteTopicResponse:
+    """Delete a topic and its records. Its subscribers are told and unsubscribed."""
+    check_name(name, broker.settings.topic_length_max)
+    caller.require(Right.MANAGE, name)
+    await broker.manager.delete_topic(name)
+    return DeleteTopicResponse(topic=name)
+
+
+def _require_manage(caller: Principal, name: str) -> None:
+    caller.require(Right.MANAGE, name)
+    if is_reserved(name) and name.startswith("kernels"):
+        raise Forbidden(f"{name!r} is reserved: kernels make their own topics", topic=name)
+
+
+@router.get("/topics", tags=["topics"], dependencies=SECURITY)
+async def list_topics(broker: TheBroker, caller: Caller) -> TopicList:
+    """The topics that you may read or publish to."""
+    infos = await broker.log.topics()
+    return TopicList(topics=[_summary(broker, info) for info in infos if may_see(caller, info.name)])
+
+
+def may_see(caller: Principal, topic: str) -> bool:
+    return any(caller.may(right, topic) for right in Right)
+
+
+def _summary(broker: Broker, info: TopicInfo) -> TopicSummary:
+    retention = info.retention
+    return TopicSummary(
+        name=info.name,
+        subscribers=broker.manager.subscribers_of(info.name),
+        messages=info.end,
+        bytes=info.bytes,
+        first=info.first,
+        end=info.end,
+        epoch=info.epoch,
+        created=format_ts(info.created_us),
+        retention=RetentionBody(age_s=retention.age_s, bytes=retention.bytes, count=retention.count),
+    )
+
+
+@router.get(
+    "/health",
+    tags=["server"],
+    response_model_exclude_none=True,
+    responses={
+        503: {"model": HealthResponse, "description": "Something is wrong; `problem` says what to do"}
+    },
+)
+async def health(broker: TheBroker, caller: MaybeCaller, response: Response) -> HealthResponse:
+    """Whether the server is well; with a key, also how it is."""
+    state = await broker.log.health()
+    if not state.ok:
+        response.status_code = 503
+    status = "ok" if state.ok else "degraded"
+    if caller is None:
+        return HealthResponse(status=status)
+    return HealthResponse(
+        status=status,
+        problem=state.problem,
+        uptime_sec=broker.manager.meter.uptime_s,
+        topics=broker.manager.topic_count,
+        subscribers=broker.manager.subscriber_count,
+        connections=broker.connection_count,
+        version=__version__,
+        protocol=PROTOCOL_VERSION,
+        log=broker.log.url,
+    )
+
+
+@router.get("/stats", tags=["server"], dependencies=SECURITY)
+async def stats(broker: TheBroker, caller: Caller) -> StatsResponse:
+    """Counters of the whole server, of each topic and of each subscriber that you may see."""
+    found = msgspec.to_builtins(await broker.manager.stats())
+    found["topics"] = {name: topic for name, topic in found["topics"].items() if may_see(caller, name)}
+    if not caller.may_all(Right.MANAGE):
+        found["subscribers"] = [
+            one
+            for one in found["subscribers"]
+            if not is_pattern(one["topic"]) and may_see(caller, one["topic"])
+        ]
+    return StatsResponse(**found, connections=broker.connection_count)
+
+
+@router.get(
+    "/metrics",
+    tags=["server"],
+    dependencies=SECURITY,
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {"example": "himalia_publishes_total 12.0\n"}}}},
+)
+async def metrics(broker: TheBroker, caller: Caller, request: Request) -> Response:
+    """Prometheus metrics."""
+    return Response(await broker.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -1,0 +1,45 @@
+"""Real servers on free ports, for every test that talks to one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.serving import RunningServer, start_server
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Quick tests first: a mistake shows in seconds."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
+
+
+@pytest.fixture(autouse=True)
+def _own_runtime_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test sees the developer's own server, and none leaves a trace of its own."""
+    monkeypatch.setenv("HIMALIA_RUNTIME_DIR", str(tmp_path / "runtime"))
+    for name in ("HIMALIA_URL", "HIMALIA_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., RunningServer]]:
+    """Start servers with the settings given; they end with the test."""
+    servers: list[RunningServer] = []
+
+    def start(**settings: Any) -> RunningServer:
+        settings.setdefault("log", f"sqlite://{tmp_path}/log.db")
+        servers.append(start_server(**settings))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.stop()
+
+
+@pytest.fixture
+def server(serve: Callable[..., RunningServer]) -> RunningServer:
+    """A server without authentication on a durable log of its own."""
+    return serve(auth=False)

@@ -1,0 +1,449 @@
+"""Every limit is a setting, has a named error, and is met to the number."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import re
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+from websockets.exceptions import InvalidStatus
+
+from himalia import settings as settings_module
+from tests.server.raw import RawWebSocket, Wire, frame, handshake, until
+from tests.serving import DEADLINE_S, RunningServer, ask, hear, message, say
+
+Serve = Callable[..., RunningServer]
+NDJSON = {"Content-Type": "application/x-ndjson"}
+
+
+def code_of(answer: httpx.Response | dict[str, Any]) -> str:
+    body = answer.json() if isinstance(answer, httpx.Response) else answer
+    return str(body["error"]["code"])
+
+
+def test_every_limit_has_a_test_here() -> None:
+    """A limit that is added to the settings is added here as well."""
+    source = inspect.getsource(settings_module)
+    section = source.partition("# Limits\n")[2].partition("# Delivery\n")[0]
+    limits = [*re.findall(r"^    (\w+): ", section, re.MULTILINE), "subscriber_limit_max"]
+    assert len(limits) > 12
+    tests = [name for name in vars(sys.modules[__name__]) if name.startswith("test_")]
+    assert [limit for limit in limits if not any(limit in name for name in tests)] == []
+
+
+# Sizes
+
+
+async def test_message_bytes_max_is_the_largest_payload(serve: Serve) -> None:
+    """A payload of ``message_bytes_max`` bytes is taken and one byte more is MESSAGE_TOO_LARGE, everywhere."""
+    server = serve(auth=False, message_bytes_max=1000)
+    server.create("orders")
+    fits, too_large = "x" * 998, "x" * 999
+    async with server.connect() as ws:
+        assert (await ask(ws, type="publish", topic="orders", message=message(fits)))["type"] == "ack"
+        answer = await ask(ws, type="publish", topic="orders", message=message(too_large))
+        assert code_of(answer) == "MESSAGE_TOO_LARGE"
+        await say(ws, type="publish", topic="orders", message=message("x" * 100_000))
+        assert code_of(await hear(ws)) == "MESSAGE_TOO_LARGE"
+        assert (await ask(ws, type="ping"))["type"] == "pong"
+    with server.http() as http:
+        assert http.post("/topics/orders/messages", json={"payload": fits}).status_code == 200
+        for body in ({"payload": too_large}, [{"payload": 1}, {"payload": too_large}]):
+            answer = http.post("/topics/orders/messages", json=body)
+            assert (answer.status_code, code_of(answer)) == (413, "MESSAGE_TOO_LARGE")
+        line = json.dumps({"payload": too_large})
+        answer = http.post("/topics/orders/messages", content=line, headers=NDJSON)
+        assert (answer.status_code, code_of(answer)) == (413, "MESSAGE_TOO_LARGE")
+        assert http.get("/topics").json()["topics"][0]["messages"] == 2
+
+
+async def test_headers_bytes_max_is_the_largest_headers(serve: Serve) -> None:
+    """Headers are limited as JSON, with the publisher's stamp in them."""
+    server = serve(auth=False, headers_bytes_max=100)
+    server.create("orders")
+    empty = len(json.dumps({"a": "", "publisher": "anonymous"}, separators=(",", ":")))
+    fits, too_large = {"a": "x" * (100 - empty)}, {"a": "x" * (101 - empty)}
+    async with server.connect() as ws:
+        for headers, expected in ((fits, "ack"), (too_large, "error")):
+            answer = await ask(ws, type="publish", topic="orders", message=message(1, headers=headers))
+            assert answer["type"] == expected
+        assert code_of(answer) == "MESSAGE_TOO_LARGE"
+    with server.http() as http:
+        answer = http.post("/topics/orders/messages", json={"payload": 1, "headers": too_large})
+        assert (answer.status_code, code_of(answer)) == (413, "MESSAGE_TOO_LARGE")
+
+
+def test_bulk_bytes_max_is_the_largest_body_that_is_stored_whole(serve: Serve) -> None:
+    """A list, or lines of a producer, are one transaction and so limited; nothing of a larger one is stored."""
+    server = serve(auth=False, bulk_bytes_max=10_000)
+    server.create("orders")
+    several = [{"payload": "x" * 100} for _ in range(200)]
+    lines = "".join(json.dumps(one) + "\n" for one in several)
+    producer = {"producer": "p", "sequence": 1}
+    with server.http() as http:
+        answer = http.post("/topics/orders/messages", json=several)
+        assert (answer.status_code, code_of(answer)) == (413, "MESSAGE_TOO_LARGE")
+        answer = http.post("/topics/orders/messages", content=lines, headers=NDJSON, params=producer)
+        assert (answer.status_code, code_of(answer)) == (413, "MESSAGE_TOO_LARGE")
+        assert http.get("/topics").json()["topics"][0]["messages"] == 0
+        # Lines without a producer are stored as they come, so their number has no limit.
+        answer = http.post("/topics/orders/messages", content=lines, headers=NDJSON)
+        assert answer.json()["count"] == 200
+
+
+def test_a_line_of_ndjson_is_no_longer_than_a_message_whatever_bulk_bytes_max(serve: Serve) -> None:
+    """A line that never ends is refused when it is longer than any message can be, not kept until then."""
+    server = serve(auth=False, message_bytes_max=1000)
+    server.create("orders")
+
+    def endless() -> Any:
+        yield b'{"payload":1}\n{"payload":"'
+        for _ in range(200):
+            yield b"x" * 100_000
+
+    with server.http() as http:
+        answer = http.post("/topics/orders/messages", content=endless(), headers=NDJSON)
+        assert (answer.status_code, code_of(answer)) == (413, "MESSAGE_TOO_LARGE")
+        assert "line 2" in answer.json()["error"]["message"]
+        assert http.get("/topics").json()["topics"][0]["messages"] == 1
+
+
+def test_the_body_of_any_other_call_is_limited_by_message_bytes_max(serve: Serve) -> None:
+    """No call takes a body of any length into memory."""
+    server = serve(auth=False, message_bytes_max=1000)
+
+    def large() -> Any:
+        for _ in range(300):
+            yield b" " * 100_000
+
+    with server.http() as http:
+        answer = http.post("/topics", content=large(), headers={"Content-Type": "application/json"})
+        assert (answer.status_code, code_of(answer)) == (413, "MESSAGE_TOO_LARGE")
+        assert http.post("/topics", json={"name": "orders"}).status_code == 201
+
+
+# Counts
+
+
+async def test_connections_max_refuses_websockets_and_streams(serve: Serve) -> None:
+    """TOO_MANY_CONNECTIONS with 503 before the handshake; who leaves makes room."""
+    server = serve(auth=False, connections_max=2)
+    server.create("orders")
+    with Wire(server.port) as stream:
+        stream.send(b"GET /topics/orders/events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        assert stream.response()[0] == 200
+        until(lambda: server.on_loop(lambda: len(server.broker.streams)) == 1)
+        async with server.connect():
+            with pytest.raises(InvalidStatus) as refused:
+                await server.connect()
+            assert refused.value.response.status_code == 503
+            assert json.loads(refused.value.response.body or b"")["error"]["code"] == "TOO_MANY_CONNECTIONS"
+            with server.http() as http:
+                answer = http.get("/topics/orders/events")
+                assert (answer.status_code, code_of(answer)) == (503, "TOO_MANY_CONNECTIONS")
+                assert http.get("/health").json()["connections"] == 2
+        until(lambda: server.on_loop(lambda: server.broker.connection_count) == 1)
+        async with server.connect() as ws:
+            assert (await ask(ws, type="ping"))["type"] == "pong"
+
+
+async def test_subscriptions_max_is_per_connection(serve: Serve) -> None:
+    """One more is TOO_MANY_SUBSCRIPTIONS; replacing one, or another connection, is not one more."""
+    server = serve(auth=False, subscriptions_max=2)
+    server.create("a", "b", "c")
+    async with server.connect() as ws, server.connect() as other:
+        for topic in ("a", "b"):
+            assert (await ask(ws, type="subscribe", topic=topic, client_id="v"))["type"] == "ack"
+        answer = await ask(ws, type="subscribe", topic="c", client_id="v")
+        assert code_of(answer) == "TOO_MANY_SUBSCRIPTIONS"
+        assert (await ask(ws, type="subscribe", topic="b", client_id="v"))["type"] == "ack"
+        assert (await ask(other, type="subscribe", topic="c", client_id="w"))["type"] == "ack"
+        await ask(ws, type="unsubscribe", topic="a", client_id="v")
+        assert (await ask(ws, type="subscribe", topic="c", client_id="v"))["type"] == "ack"
+
+
+async def test_cursors_max_is_for_the_whole_server(serve: Serve) -> None:
+    """One topic followed more than the server allows is TOO_MANY_SUBSCRIPTIONS."""
+    server = serve(auth=False, cursors_max=2)
+    server.create("a", "b")
+    async with server.connect() as ws, server.connect() as other:
+        assert (await ask(ws, type="subscribe", topic="*", client_id="v"))["type"] == "ack"
+        answer = await ask(other, type="subscribe", topic="a", client_id="w")
+        assert code_of(answer) == "TOO_MANY_SUBSCRIPTIONS"
+        with server.http() as http:
+            answer = http.get("/topics/a/events")
+            assert (answer.status_code, code_of(answer)) == (429, "TOO_MANY_SUBSCRIPTIONS")
+        await ask(ws, type="unsubscribe", topic="*", client_id="v")
+        assert (await ask(other, type="subscribe", topic="a", client_id="w"))["type"] == "ack"
+
+
+async def test_cursors_max_counts_every_topic_of_a_pattern(serve: Serve) -> None:
+    """A pattern that would follow too many topics is refused; a topic too many that is made later is told."""
+    server = serve(auth=False, cursors_max=2)
+    server.create("a", "b", "c")
+    async with server.connect() as ws:
+        answer = await ask(ws, type="subscribe", topic="*", client_id="v")
+        assert code_of(answer) == "TOO_MANY_SUBSCRIPTIONS"
+        with server.http() as http:
+            http.delete("/topics/c").raise_for_status()
+            assert (await ask(ws, type="subscribe", topic="*", client_id="v"))["type"] == "ack"
+            http.post("/topics", json={"name": "d"}).raise_for_status()
+        told = await hear(ws)
+        assert (code_of(told), told["topic"]) == ("TOO_MANY_SUBSCRIPTIONS", "d")
+
+
+async def test_filters_max_counts_distinct_filters(serve: Serve) -> None:
+    """A filter that others use already costs nothing; a new one too many is TOO_MANY_SUBSCRIPTIONS."""
+    server = serve(auth=False, filters_max=1)
+    server.create("a")
+    async with server.connect() as ws:
+        for client_id in ("v", "w"):
+            answer = await ask(ws, type="subscribe", topic="a", client_id=client_id, filter="offset > 1")
+            assert answer["type"] == "ack"
+        answer = await ask(ws, type="subscribe", topic="a", client_id="x", filter="offset > 2")
+        assert code_of(answer) == "TOO_MANY_SUBSCRIPTIONS"
+        for client_id in ("v", "w"):
+            await ask(ws, type="unsubscribe", topic="a", client_id=client_id)
+        answer = await ask(ws, type="subscribe", topic="a", client_id="x", filter="offset > 2")
+        assert answer["type"] == "ack"
+
+
+def test_topics_max_is_the_number_of_topics(serve: Serve) -> None:
+    """One more is 429 TOO_MANY_TOPICS; deleting makes room."""
+    server = serve(auth=False, topics_max=2)
+    server.create("a", "b")
+    with server.http() as http:
+        answer = http.post("/topics", json={"name": "c"})
+        assert (answer.status_code, code_of(answer)) == (429, "TOO_MANY_TOPICS")
+        assert answer.headers["retry-after"]
+        http.delete("/topics/a")
+        assert http.post("/topics", json={"name": "c"}).status_code == 201
+
+
+async def test_topic_length_max_is_the_longest_name(serve: Serve) -> None:
+    """A longer name is a bad request wherever a topic is named."""
+    server = serve(auth=False, topic_length_max=10)
+    with server.http() as http:
+        assert http.post("/topics", json={"name": "x" * 10}).status_code == 201
+        long = "x" * 11
+        for answer in (
+            http.post("/topics", json={"name": long}),
+            http.delete(f"/topics/{long}"),
+            http.post(f"/topics/{long}/messages", json={"payload": 1}),
+            http.get(f"/topics/{long}/messages"),
+            http.get(f"/topics/{long}/events"),
+        ):
+            assert (answer.status_code, code_of(answer)) == (422, "BAD_REQUEST")
+    async with server.connect() as ws:
+        for type in ("publish", "subscribe", "unsubscribe"):
+            answer = await ask(ws, type=type, topic=long, client_id="v", message=message(1))
+            assert code_of(answer) == "BAD_REQUEST"
+
+
+# Rates and flow
+
+
+async def test_publish_rate_max_is_per_connection_and_second(serve: Serve) -> None:
+    """What comes too soon is RATE_LIMITED and not stored; a little later it is taken again."""
+    server = serve(auth=False, publish_rate_max=20)
+    server.create("orders")
+    async with server.connect() as ws, server.connect() as other:
+        answers = [await ask(ws, type="publish", topic="orders", message=message(i)) for i in range(60)]
+        limited = [answer for answer in answers if answer["type"] == "error"]
+        assert limited and {code_of(answer) for answer in limited} == {"RATE_LIMITED"}
+        assert (await ask(other, type="publish", topic="orders", message=message(1)))["type"] == "ack"
+        stored = 61 - len(limited)
+        deadline = time.monotonic() + DEADLINE_S
+        while (await ask(ws, type="publish", topic="orders", message=message(1)))["type"] == "error":
+            assert time.monotonic() < deadline
+        with server.http() as http:
+            assert http.get("/topics").json()["topics"][0]["messages"] == stored + 1
+
+
+async def pipelined(server: RunningServer, count: int, payload: Any = None) -> None:
+    """Publish so many without waiting for anything; all are acknowledged, in order."""
+    server.create("orders")
+    async with server.connect() as ws:
+
+        async def speak() -> None:
+            for i in range(count):
+                body = {"id": str(uuid.uuid4()), "payload": payload}
+                await say(ws, type="publish", topic="orders", message=body, request_id=str(i))
+
+        speaking = asyncio.create_task(speak())
+        for i in range(count):
+            answer = await hear(ws)
+            assert (answer["type"], answer["request_id"], answer["offset"]) == ("ack", str(i), i)
+        await speaking
+
+
+@pytest.mark.slow
+async def test_publishes_in_flight_max_pauses_reading_and_refuses_nothing(serve: Serve) -> None:
+    """Whoever publishes faster than the log commits is slowed down: 20,000 are stored, in order."""
+    await pipelined(serve(auth=False, publishes_in_flight_max=1), 20_000)
+
+
+@pytest.mark.slow
+async def test_in_flight_bytes_max_pauses_reading_and_refuses_nothing(serve: Serve) -> None:
+    """The limit of bytes is shared by all; beyond it reading pauses, and goes on by itself."""
+    server = serve(auth=False, in_flight_bytes_max=100)
+    await pipelined(server, 20_000)
+    assert server.on_loop(lambda: server.broker.manager.in_flight_bytes) == 0
+
+
+def test_in_flight_bytes_max_lets_several_publishers_take_turns(serve: Serve) -> None:
+    """Nobody is forgotten on hold: every one of many publishers gets all its acknowledgements."""
+    server = serve(auth=False, in_flight_bytes_max=2000, publishes_in_flight_max=8)
+    server.create("orders")
+    clients = [RawWebSocket(server) for _ in range(10)]
+    with server.http() as http:
+        for client in clients:
+            bodies = [
+                {"type": "publish", "topic": "orders", "message": message("x" * 100), "request_id": str(i)}
+                for i in range(300)
+            ]
+            client.send(b"".join(frame(json.dumps(body).encode()) for body in bodies))
+        assert http.post("/topics/orders/messages", json={"payload": "x" * 5000}).status_code == 200
+        for client in clients:
+            assert [client.hear()["request_id"] for _ in range(300)] == [str(i) for i in range(300)]
+            client.socket.close()
+        assert http.get("/topics").json()["topics"][0]["messages"] == 3001
+
+
+def test_what_waits_behind_a_slow_command_is_bounded(serve: Serve) -> None:
+    """Messages behind a command that waits for the log are not read into memory, and lose neither place nor order."""
+    server = serve(auth=False, heartbeat_s=3600)
+    server.create("orders")
+    released = threading.Event()
+    offset_at = server.broker.log.offset_at
+
+    async def slow(topic: str, ts_us: int) -> int:
+        while not released.is_set():
+            await asyncio.sleep(0.01)
+        return await offset_at(topic, ts_us)
+
+    server.broker.log.offset_at = slow  # type: ignore[method-assign]
+    with RawWebSocket(server) as raw:
+        raw.say(type="subscribe", topic="orders", client_id="v", since=0, request_id="first")
+        large = [
+            {"type": "publish", "topic": "orders", "message": message("x" * 500_000), "request_id": str(i)}
+            for i in range(60)
+        ]
+        speaking = threading.Thread(target=lambda: [raw.say(**body) for body in large])
+        speaking.start()
+        connection = server.on_loop(lambda: next(iter(server.broker.connections)))
+        until(lambda: not server.on_loop(lambda: connection._reading))
+        assert server.on_loop(lambda: sum(map(len, connection._waiting))) < 3_000_000
+        released.set()
+        answers = []
+        while len(answers) < 61:
+            heard = raw.hear()
+            if heard["type"] != "event":
+                answers.append(heard["request_id"])
+        assert answers == ["first", *map(str, range(60))]
+        speaking.join()
+
+
+# What a subscription may ask for
+
+
+async def test_last_n_max_is_the_most_that_is_replayed(serve: Serve) -> None:
+    """``last_n`` beyond the limit is a bad request on the WebSocket, in a stream and in a read."""
+    server = serve(auth=False, last_n_max=5)
+    server.create("orders")
+    async with server.connect() as ws:
+        fields = {"type": "subscribe", "topic": "orders", "client_id": "v"}
+        assert (await ask(ws, **fields, last_n=5))["type"] == "ack"
+        assert code_of(await ask(ws, **fields, last_n=6)) == "BAD_REQUEST"
+    with server.http() as http:
+        assert http.get("/topics/orders/messages", params={"last": 5}).status_code == 200
+        for path, name in (("messages", "last"), ("events", "last_n")):
+            answer = http.get(f"/topics/orders/{path}", params={name: 6})
+            assert (answer.status_code, code_of(answer)) == (422, "BAD_REQUEST")
+
+
+async def test_filter_length_max_is_the_longest_filter(serve: Serve) -> None:
+    """A longer filter is not even compiled."""
+    server = serve(auth=False, filter_length_max=10)
+    server.create("orders")
+    async with server.connect() as ws:
+        fields = {"type": "subscribe", "topic": "orders", "client_id": "v"}
+        assert (await ask(ws, **fields, filter="offset > 1"))["type"] == "ack"
+        assert code_of(await ask(ws, **fields, filter="offset > 10")) == "BAD_FILTER"
+    with server.http() as http:
+        answer = http.get("/topics/orders/events", params={"filter": "offset > 10"})
+        assert (answer.status_code, code_of(answer)) == (422, "BAD_FILTER")
+
+
+async def test_subscriber_limit_max_is_the_largest_limit(serve: Serve) -> None:
+    """How far a subscriber may ask to fall behind is the server's to bound."""
+    server = serve(auth=False, subscriber_limit_max=10)
+    server.create("orders")
+    async with server.connect() as ws:
+        fields = {"type": "subscribe", "topic": "orders", "client_id": "v"}
+        assert (await ask(ws, **fields, limit=10))["type"] == "ack"
+        assert code_of(await ask(ws, **fields, limit=11)) == "BAD_REQUEST"
+    with server.http() as http:
+        answer = http.get("/topics/orders/events", params={"limit": 11})
+        assert (answer.status_code, code_of(answer)) == (422, "BAD_REQUEST")
+
+
+def test_write_buffer_bytes_and_chunk_bytes_bound_what_waits_for_a_slow_peer(serve: Serve) -> None:
+    """What the server holds for a subscriber that does not read is about one buffer and one chunk."""
+    server = serve(auth=False, write_buffer_bytes=4096, chunk_bytes=8192, heartbeat_s=3600)
+    server.create("orders")
+    with RawWebSocket(server, receive_bytes=4096) as raw, server.http() as http:
+        raw.ask(type="subscribe", topic="orders", client_id="v", policy="lossless")
+        line = json.dumps({"payload": "x" * 1000}) + "\n"
+        http.post("/topics/orders/messages", content=line * 10_000, headers=NDJSON)
+        until(lambda: http.get("/stats").json()["topics"]["orders"]["lag"])
+        assert http.get("/stats").json()["queue_bytes"] <= 4096 + 2 * 8192
+        events = 0
+        while events < 10_000:
+            heard = raw.hear()
+            assert (heard["type"], heard["offset"]) == ("event", events)
+            events += 1
+
+
+def test_handshake_timeout_s_does_not_end_a_request_that_has_begun(serve: Serve) -> None:
+    """The limit is on the head of a request; a body, or an open WebSocket, may take its time."""
+    server = serve(auth=False, handshake_timeout_s=0.1)
+    with Wire(server.port) as slow, Wire(server.port) as silent, RawWebSocket(server) as raw:
+        slow.send(b"POST /topics HTTP/1.1\r\nHost: localhost\r\nContent-Length: 17\r\n")
+        slow.send(b"Content-Type: application/json\r\n\r\n")
+        assert silent.until_end() == b""  # meanwhile the limit has passed
+        silent = Wire(server.port)
+        assert silent.until_end() == b""
+        slow.send(b'{"name":"orders"}')
+        assert slow.response()[0] == 201
+        assert raw.is_alive()
+
+
+def test_a_kept_alive_connection_has_the_limit_again_for_its_next_request(serve: Serve) -> None:
+    """A second request that never ends is let go like a first one."""
+    server = serve(auth=False, handshake_timeout_s=0.2)
+    with Wire(server.port) as wire:
+        wire.send(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert wire.response()[0] == 200
+        wire.send(b"GET /health HTTP/1.1\r\nHos")
+        assert wire.until_end() == b""
+
+
+def test_a_handshake_is_answered_within_the_same_limits_on_every_connection(serve: Serve) -> None:
+    """Refusing many does not wear the server out."""
+    server = serve(auth=False, connections_max=1)
+    with RawWebSocket(server) as raw:
+        for _ in range(50):
+            with Wire(server.port) as wire:
+                wire.send(handshake(server.port))
+                assert wire.response()[0] == 503
+        assert raw.is_alive()

@@ -1,0 +1,134 @@
+"""What the server writes about itself: lines for people or for programs, and no more than was asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from himalia.server.logs import HideCancelled, HideTokens, JsonLines
+from tests.server.process import ServerProcess
+from tests.server.raw import RawWebSocket, frame
+from tests.serving import RunningServer, message
+
+UTC = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z\Z")
+
+
+def conversation(server: Any) -> None:
+    """Something of everything: topics, publishes, deliveries, errors, connections that come and go."""
+    server.create("orders")
+    with RawWebSocket(server) as viewer, RawWebSocket(server) as publisher, server.http() as http:
+        viewer.ask(type="subscribe", topic="orders", client_id="viewer-1")
+        for i in range(50):
+            publisher.ask(type="publish", topic="orders", message=message(i))
+            assert viewer.hear()["offset"] == i
+        publisher.send(frame(b"nonsense"))
+        publisher.hear()
+        http.get("/nothing")
+        http.get("/topics/orders/messages")
+        http.delete("/topics/orders").raise_for_status()
+        viewer.reset()
+
+
+@pytest.mark.slow
+def test_json_lines_tell_how_a_message_was_routed(tmp_path: Path) -> None:
+    """Every line is one JSON object; at debug each commit says which offsets go to whom."""
+    with ServerProcess(tmp_path, "--log-format", "json", "--log-level", "debug") as server:
+        conversation(server)
+        assert server.stop() == 0
+        lines = [json.loads(line) for line in server.stderr().splitlines()]
+    for line in lines:
+        assert {"ts", "level", "logger", "message"} <= set(line) and UTC.match(line["ts"])
+        assert line["level"] in ("debug", "info")
+    routed = [line for line in lines if "subscribers" in line]
+    assert [offset for line in routed for offset in range(line["first"], line["last"] + 1)] == list(range(50))
+    assert all(
+        (line["topic"], line["subscribers"], line["level"]) == ("orders", ["viewer-1"], "debug")
+        for line in routed
+    )
+    assert any("BAD_REQUEST" in line["message"] for line in lines)
+
+
+@pytest.mark.slow
+def test_at_info_nothing_is_said_of_single_messages_or_clients(tmp_path: Path) -> None:
+    """A busy server does not write a line for each thing that happens."""
+    with ServerProcess(tmp_path) as server:
+        conversation(server)
+        assert server.stop() == 0
+        lines = server.stderr().splitlines()
+    assert 0 < len(lines) <= 5
+    assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} INFO    himalia\.", line) for line in lines)
+
+
+def test_an_error_of_a_client_is_no_error_of_the_server(
+    server: RunningServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever clients do wrong, the log stays free of warnings."""
+    conversation(server)
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+def record(text: str, *arguments: Any, **fields: Any) -> logging.LogRecord:
+    made = logging.makeLogRecord({"msg": text, "args": arguments, "levelname": "INFO", "name": "himalia"})
+    made.__dict__.update(fields)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "expected"),
+    [
+        ("GET /?token=secret", (), "GET /?token=..."),
+        (
+            '%s - "WebSocket %s" [accepted]',
+            ("1.2.3.4", "/ws?token=secret"),
+            '1.2.3.4 - "WebSocket /ws?token=..." [accepted]',
+        ),
+        ("/ws?a=1&token=secret&b=2", (), "/ws?a=1&token=...&b=2"),
+        ("?token=secret and ?token=other", (), "?token=... and ?token=..."),
+        ("nothing %d", (1,), "nothing 1"),
+    ],
+)
+def test_a_token_in_an_address_is_hidden(text: str, arguments: tuple[Any, ...], expected: str) -> None:
+    """However a line came by it."""
+    given = record(text, *arguments)
+    assert HideTokens().filter(given)
+    assert given.getMessage() == expected
+
+
+def test_times_for_programs_are_in_utc_wherever_the_server_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line says when in a way that needs no knowledge of the machine."""
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    try:
+        line = json.loads(JsonLines().format(record("x", created=0.0, msecs=7.0)))
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert line["ts"] == "1970-01-01T00:00:00.007Z"
+
+
+def test_an_exception_is_one_line_of_json() -> None:
+    """A traceback does not break the form that programs read."""
+    try:
+        raise ValueError("some\nlines")
+    except ValueError:
+        given = record("failed", exc_info=sys.exc_info(), topic="orders", odd=object())
+    text = JsonLines().format(given)
+    assert "\n" not in text
+    line = json.loads(text)
+    assert (line["message"], line["topic"]) == ("failed", "orders")
+    assert "ValueError: some" in line["exception"]
+
+
+def test_what_was_cancelled_at_the_end_is_not_told_with_a_traceback() -> None:
+    """Ending in time is no failure; any other exception is."""
+    for error, expected in ((asyncio.CancelledError(), False), (ValueError(), True)):
+        assert HideCancelled().filter(record("x", exc_info=(type(error), error, None))) is expected
+    assert HideCancelled().filter(record("x"))

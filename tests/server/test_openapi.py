@@ -1,0 +1,69 @@
+"""The OpenAPI document against the server: whatever it allows works, whatever it forbids is refused, by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, settings
+from schemathesis.specs.openapi.checks import positive_data_acceptance
+
+from himalia.server.app import create_app
+from himalia.settings import Settings
+from tests.serving import RunningServer
+
+TOKEN = "correct-horse-battery-staple"
+
+document = create_app(Settings(auth=False, log="memory://")).openapi()
+# A stream does not end, so no answer to it can be checked; test_sse.py asks for it in every way there is.
+api = schemathesis.openapi.from_dict(document).exclude(path_regex="/events$")
+
+
+@pytest.fixture(scope="module")
+def documented(serve_all: Callable[..., RunningServer]) -> RunningServer:
+    return serve_all(token=TOKEN)
+
+
+@pytest.fixture
+def orders(documented: RunningServer) -> None:
+    """The topic of the document's examples, which one of the tests deletes."""
+    with documented.http(headers=documented.headers) as http:
+        assert http.post("/topics", json={"name": "orders"}).status_code in (201, 409)
+
+
+@schemathesis.serializer("application/x-ndjson")
+def lines(context: schemathesis.SerializationContext, value: Any) -> bytes:
+    return value.encode() if isinstance(value, str) else json.dumps(value).encode()
+
+
+def is_beyond_the_document(case: schemathesis.Case) -> bool:
+    """Whether a request breaks a rule that OpenAPI has no words for, so that it may be refused all the same."""
+    query = case.query or {}
+    return (
+        # Two parameters that go together, and three of which there is one at most.
+        ("producer" in query) != ("sequence" in query)
+        or sum(name in query for name in ("from", "since", "last")) > 1
+        # A time in any of several forms.
+        or "since" in query
+        # How many lines there are, and that each is JSON.
+        or case.media_type == "application/x-ndjson"
+        # Its limit is a setting.
+        or "last" in query
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("orders")
+@api.parametrize()
+@settings(
+    max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None
+)
+def test_the_server_is_as_its_document_says(case: schemathesis.Case, documented: RunningServer) -> None:
+    """Every generated request, right or wrong, has an answer that the document tells of, in the form it tells."""
+    excluded = [positive_data_acceptance] if is_beyond_the_document(case) else []
+    case.call_and_validate(
+        base_url=documented.url, headers={"X-API-Key": TOKEN}, timeout=10, excluded_checks=excluded
+    )
