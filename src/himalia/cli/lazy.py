@@ -1,0 +1,30 @@
+"""Commands that are imported when they are asked for, so that ``himalia tail`` does not load a server."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+from typer.main import get_command
+
+COMMANDS = ("serve", "topics", "publish", "tail", "stats", "backup", "restore")
+"""In the order of the help. The module ``himalia.cli.<name>`` has the command as its ``app``."""
+
+
+class LazyGroup(TyperGroup):
+    """The commands of ``COMMANDS``. Help and completion of the whole load them all; running one loads that one."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            return None
+        command = self.commands.get(cmd_name)
+        if command is None:
+            found: typer.Typer = import_module(f"himalia.cli.{cmd_name}").app
+            command = self.commands[cmd_name] = get_command(found)
+            command.name = cmd_name
+        return command

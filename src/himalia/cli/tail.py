@@ -1,0 +1,136 @@
+"""``himalia tail``: follow a topic or pattern."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+import sys
+import uuid
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from himalia.cli.connecting import Json, Token, Url, connect, make_app, run
+from himalia.cli.output import abandon_stdout, event_printer, print_notice
+from himalia.cli.quantities import parse_since
+from himalia.client.events import Event
+
+app = make_app()
+
+
+@app.command("tail")
+def tail(
+    pattern: Annotated[str, typer.Argument(help="A topic, or a pattern: 'orders.*', 'orders.>'.")],
+    last: Annotated[int | None, typer.Option("--last", help="Begin with the last so many.", min=0)] = None,
+    start: Annotated[int | None, typer.Option("--from", help="Begin at this offset.", min=0)] = None,
+    since: Annotated[
+        str | None,
+        typer.Option("--since", help="Begin at a time (ISO 8601, seconds since 1970) or an age: 10m."),
+    ] = None,
+    filter: Annotated[
+        str | None, typer.Option("--filter", help="Only records for which this CEL holds.")
+    ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            "--policy",
+            help="When this command is too slow: drop_oldest, disconnect, lossless.",
+            metavar="drop_oldest|disconnect|lossless",
+        ),
+    ] = None,
+    limit: Annotated[int | None, typer.Option("--limit", help="Records it may fall behind.", min=1)] = None,
+    count: Annotated[int | None, typer.Option("--count", help="Stop after so many.", min=1)] = None,
+    url: Url = None,
+    token: Token = None,
+    json: Json = False,
+) -> None:
+    """Print the records of a topic or pattern as they come, until Ctrl-C.
+
+    Reconnects by itself and goes on where it was. What was dropped or is missing is said on stderr.
+
+    Examples:
+
+        himalia tail orders --last 10
+
+        himalia tail 'orders.>' --since 10m --filter 'message.payload.total > 100'
+
+        himalia tail orders --from 0 --json --count 100
+    """
+    if sum(given is not None for given in (last, start, since)) > 1:
+        raise typer.BadParameter("give one of --last, --from and --since, not several")
+    if policy not in (None, "drop_oldest", "disconnect", "lossless"):
+        raise typer.BadParameter(f"--policy {policy!r} is not one of drop_oldest, disconnect, lossless")
+    options: dict[str, Any] = {
+        "last_n": last,
+        "from_": start,
+        "since": None if since is None else parse_since(since),
+        "filter": filter,
+        "policy": policy,
+        "limit": limit,
+    }
+    try:
+        run(_until_the_reader_leaves(_follow(url, token, pattern, options, event_printer(json=json), count)))
+    except BrokenPipeError:
+        abandon_stdout()
+    except KeyboardInterrupt:
+        pass
+
+
+async def _follow(
+    url: str | None,
+    token: str | None,
+    pattern: str,
+    options: dict[str, Any],
+    show: Callable[[Event], None],
+    count: int | None,
+) -> None:
+    async with (
+        connect(url, token) as client,
+        client.subscribe(pattern, notices=True, client_id=f"tail-{uuid.uuid4()}", **options) as items,
+    ):
+        shown = 0
+        async for item in items:
+            if not isinstance(item, Event):
+                print_notice(item)
+                continue
+            show(item)
+            shown += 1
+            if shown == count:
+                return
+
+
+async def _until_the_reader_leaves(work: Any) -> None:
+    """Run ``work``; ``BrokenPipeError`` as soon as whoever reads our stdout is gone.
+
+    Writing would tell too, but in a quiet topic the next write may be hours away: ``himalia tail x | head -1``.
+    """
+    loop = asyncio.get_running_loop()
+    left = asyncio.Event()
+    output = _pipe_of_stdout()
+    if output is not None:
+        # The writing end of a pipe is never readable; it only wakes the loop when the reading end is closed.
+        loop.add_reader(output, left.set)
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(left.wait())
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise BrokenPipeError
+        await working
+    finally:
+        if output is not None:
+            loop.remove_reader(output)
+        working.cancel()
+        leaving.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+def _pipe_of_stdout() -> int | None:
+    if os.name != "posix":
+        return None
+    try:
+        output = sys.stdout.fileno()
+        return output if stat.S_ISFIFO(os.fstat(output).st_mode) else None
+    except (OSError, ValueError):
+        return None

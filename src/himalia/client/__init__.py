@@ -1,0 +1,42 @@
+"""The client library: ``Client`` for asyncio, ``SyncClient`` for everything else."""
+
+from himalia.client.answers import Health, Stats, TopicSummary
+from himalia.client.client import Client
+from himalia.client.events import (
+    Disconnected,
+    Dropped,
+    Event,
+    FilterFailure,
+    Gap,
+    Notice,
+    Outgoing,
+    Published,
+    Resumed,
+    TopicCreated,
+    TopicDeleted,
+)
+from himalia.client.subscription import Subscription
+from himalia.client.sync import SyncClient, SyncSubscription
+from himalia.errors import SubscriptionReplaced
+
+__all__ = [
+    "Client",
+    "Disconnected",
+    "Dropped",
+    "Event",
+    "FilterFailure",
+    "Gap",
+    "Health",
+    "Notice",
+    "Outgoing",
+    "Published",
+    "Resumed",
+    "Stats",
+    "Subscription",
+    "SubscriptionReplaced",
+    "SyncClient",
+    "SyncSubscription",
+    "TopicCreated",
+    "TopicDeleted",
+    "TopicSummary",
+]

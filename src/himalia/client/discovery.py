@@ -1,0 +1,97 @@
+"""Where the server is: said by the caller, by the environment, or by a server that runs on this machine."""
+
+from __future__ import annotations
+
+import os
+from ipaddress import ip_address
+from urllib.parse import parse_qs, urlsplit, urlunsplit
+
+import msgspec
+
+from himalia.errors import BadRequest, ConnectionFailed
+from himalia.runtime import RunningServer, running_servers
+
+NO_SERVER = "no server runs on this machine; start one with 'himalia serve', or give a URL (HIMALIA_URL)"
+_SCHEMES = {"http": "http", "https": "https", "ws": "http", "wss": "https"}
+
+
+class Address(msgspec.Struct, frozen=True):
+    """A server's base URL without a slash at the end, and the token to send it."""
+
+    url: str
+    token: str | None
+
+    @property
+    def websocket_url(self) -> str:
+        return "ws" + self.url.removeprefix("http") + "/ws"
+
+    @property
+    def is_secure(self) -> bool:
+        return self.url.startswith("https:")
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether it is this machine, where no proxy belongs in between."""
+        host = urlsplit(self.url).hostname or ""
+        if host == "localhost":
+            return True
+        try:
+            return ip_address(host).is_loopback
+        except ValueError:
+            return False
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.token}"} if self.token else {}
+
+
+class Finder:
+    """Finds the server, anew for each connection: one that was restarted may have another port and token.
+
+    The URL and the token are, each by itself: the argument, else ``HIMALIA_URL`` and ``HIMALIA_TOKEN``, else what
+    a server running on this machine has announced. Of several the newest is taken, and from then on the one with
+    the same log. A URL may be the one that ``himalia serve`` printed, with ``?token=``.
+    """
+
+    def __init__(self, url: str | None = None, token: str | None = None) -> None:
+        self._url: str | None = None
+        token_in_url = None
+        if url := url or os.environ.get("HIMALIA_URL"):
+            self._url, token_in_url = _parse(url)
+        self._token = token or token_in_url or os.environ.get("HIMALIA_TOKEN") or None
+        self._log: str | None = None
+
+    def find(self) -> Address:
+        """Where to connect now. Raises ``ConnectionFailed`` if no server is known."""
+        if self._url is not None and self._token is not None:
+            return Address(self._url, self._token)
+        server = self._running()
+        if self._url is not None:
+            return Address(self._url, server.token if server else None)
+        if server is None:
+            raise ConnectionFailed(NO_SERVER)
+        return Address(server.url, self._token or server.token)
+
+    def _running(self) -> RunningServer | None:
+        servers = running_servers()
+        if self._url is not None:
+            return next((server for server in servers if server.url == self._url), None)
+        if self._log is not None:
+            servers = [server for server in servers if server.log == self._log]
+        if not servers:
+            return None
+        self._log = servers[0].log
+        return servers[0]
+
+
+def _parse(url: str) -> tuple[str, str | None]:
+    """The base URL and the token in it. The token never stays in the URL, where logs would show it."""
+    try:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        scheme, _ = _SCHEMES[parts.scheme.lower()], parts.port
+    except (KeyError, ValueError):
+        scheme = ""
+    if not scheme or not parts.hostname:
+        raise BadRequest(f"{url!r} is not the URL of a server; it looks like http://127.0.0.1:8000")
+    token = parse_qs(parts.query).get("token", [None])[0]
+    return urlunsplit((scheme, parts.netloc, parts.path.rstrip("/"), "", "")), token

@@ -1,0 +1,92 @@
+"""Errors of the client: the server's codes as exceptions, and foreign exceptions translated at the edge."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+
+from himalia.errors import (
+    ConnectionFailed,
+    ErrorCode,
+    HimaliaError,
+    LogUnavailable,
+    RateLimited,
+    ShuttingDown,
+    TooManyConnections,
+)
+from himalia.protocol import ErrorBody
+
+MOMENTARY = (ConnectionFailed, LogUnavailable, ShuttingDown, RateLimited, TooManyConnections)
+"""Failures that pass: trying again later is right, and safe where a message id makes it idempotent."""
+
+
+class _Answer(msgspec.Struct):
+    error: ErrorBody
+
+
+def _classes_by_code() -> dict[str, type[HimaliaError]]:
+    """The topmost class of each code: ``UNAVAILABLE`` is ``LogUnavailable``, not one of its reasons."""
+    found: dict[str, type[HimaliaError]] = {ErrorCode.INTERNAL: HimaliaError}
+    level: list[type[HimaliaError]] = HimaliaError.__subclasses__()
+    while level:
+        for known in level:
+            if "code" in vars(known):
+                found.setdefault(known.code, known)
+        level = [below for known in level for below in known.__subclasses__()]
+    return found
+
+
+_CLASSES = _classes_by_code()
+
+
+def error_from(body: ErrorBody, **data: Any) -> HimaliaError:
+    """The exception for an error that the server sent. A code that this client does not know is a plain one."""
+    found = _CLASSES.get(body.code, HimaliaError)
+    error = found.__new__(found)
+    # Past the class's own __init__: the server has written the sentence already.
+    HimaliaError.__init__(error, body.message, code=body.code, **data)
+    return error
+
+
+def error_from_answer(url: str, status: int, body: bytes, **data: Any) -> HimaliaError:
+    """The exception for an HTTP answer that is not a success."""
+    try:
+        return error_from(msgspec.json.decode(body, type=_Answer).error, status=status, **data)
+    except msgspec.MsgspecError:
+        return ConnectionFailed(
+            f"{url} answers {status} like no Himalia server does; check the URL", status=status
+        )
+
+
+@contextmanager
+def translating(url: str, *foreign: type[Exception]) -> Iterator[None]:
+    """Raise ``ConnectionFailed`` with a sentence that says what to do, instead of any of the ``foreign`` exceptions."""
+    try:
+        yield
+    except HimaliaError:
+        raise
+    except foreign as error:
+        raise ConnectionFailed(_sentence(url, error), url=url) from error
+
+
+def _sentence(url: str, error: Exception) -> str:
+    if _was_refused(error):
+        return f"no server answers at {url}; start one with 'himalia serve', or check the URL"
+    if isinstance(error, TimeoutError) or "Timeout" in type(error).__name__:
+        return f"{url} does not answer in time"
+    reason = " ".join(str(error).split()) or type(error).__name__
+    if "CERTIFICATE_VERIFY_FAILED" in reason:
+        reason += "; if the certificate is your own, name its file in SSL_CERT_FILE"
+    return f"the connection to {url} failed: {reason}"
+
+
+def _was_refused(error: BaseException | None) -> bool:
+    """Whether nobody listens there. Libraries wrap that in exceptions of their own, several deep."""
+    while error is not None:
+        if isinstance(error, ConnectionRefusedError) or "Connect call failed" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

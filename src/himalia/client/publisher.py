@@ -1,0 +1,236 @@
+"""Publishing over one shared connection: pipelined, acknowledged, and sent again when the connection was lost."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import uuid
+from collections import deque
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from himalia.client.backoff import Backoff
+from himalia.client.connection import Connection
+from himalia.client.events import Outgoing, Published
+from himalia.client.failures import MOMENTARY, error_from
+from himalia.errors import BadRequest, ConnectionFailed, ErrorCode, HimaliaError, InternalError
+from himalia.protocol import ClientMessage, Message, ServerMessage, encode
+
+logger = logging.getLogger("himalia.client")
+
+
+class Unacknowledged:
+    """A message that was handed over and not answered yet."""
+
+    __slots__ = ("answer", "backoff", "deadline", "frame", "id", "refusal", "topic")
+
+    def __init__(self, topic: str, id: str, frame: bytes, deadline: float) -> None:
+        self.topic = topic
+        self.id = id
+        self.frame = frame
+        self.deadline = deadline
+        self.answer: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
+        # Why the server would not take it for the moment; it is sent again after a while.
+        self.refusal: HimaliaError | None = None
+        self.backoff = Backoff()
+
+
+class Publisher:
+    """Messages go out in the order of ``submit`` and, after a lost connection, again in that order: the server
+    has stored a first part of them, and knows by their ids which."""
+
+    def __init__(self, dial: Callable[[], Awaitable[Connection]]) -> None:
+        self._dial = dial
+        self._waiting: dict[str, Unacknowledged] = {}
+        self._unsent: deque[str] = deque()
+        self._work = asyncio.Event()
+        self._request_ids = itertools.count(1)
+        self._running: asyncio.Task[None] | None = None
+        self._connected_once = False
+        self._backoff = Backoff()
+
+    def submit(self, topic: str, outgoing: Outgoing, timeout_s: float) -> Unacknowledged:
+        """Hand a message over to be sent; ``settle`` waits for what becomes of it."""
+        message = _message(outgoing)
+        request_id = str(next(self._request_ids))
+        frame = encode(ClientMessage("publish", topic=topic, message=message, request_id=request_id))
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        waiting = self._waiting[request_id] = Unacknowledged(topic, message.id, frame, deadline)
+        waiting.answer.add_done_callback(lambda answer: self._waiting.pop(request_id, None))
+        self._send_soon(request_id)
+        if self._running is None or self._running.done():
+            self._running = asyncio.create_task(self._run())
+        return waiting
+
+    async def settle(self, waiting: Unacknowledged) -> Published:
+        """Where the message was stored. Raises the server's refusal, or what kept it from answering in time."""
+        if waiting.answer.done():
+            return waiting.answer.result()
+        try:
+            async with asyncio.timeout_at(waiting.deadline):
+                return await waiting.answer
+        except TimeoutError:
+            raise waiting.refusal or ConnectionFailed(
+                f"the server has not acknowledged message {waiting.id} in time, so it may be stored or not; "
+                "publish it again with the same id, then it is stored once",
+                id=waiting.id,
+                topic=waiting.topic,
+            ) from None
+        finally:
+            # Also when the caller was cancelled: what was not sent yet is not sent any more.
+            waiting.answer.cancel()
+
+    async def close(self) -> None:
+        """End the connection. Whoever still waits is told."""
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
+        self._fail_all(ConnectionFailed("the client was closed before the server answered"))
+
+    def _send_soon(self, request_id: str) -> None:
+        self._unsent.append(request_id)
+        self._work.set()
+
+    # The connection
+
+    async def _run(self) -> None:
+        """Keep a connection for as long as there is something to send; one that breaks while idle is left alone."""
+        try:
+            while True:
+                await self._work.wait()
+                try:
+                    await self._converse()
+                except MOMENTARY as error:
+                    await self._try_again(error)
+                except HimaliaError as error:
+                    self._fail_all(error)
+        except Exception as error:
+            logger.exception("the publisher failed")
+            self._fail_all(InternalError(f"the client failed on a publish: {error!r}"))
+            raise
+
+    async def _converse(self) -> None:
+        """Send and receive on one connection until it ends, which raises."""
+        connection = await self._dial()
+        self._connected_once = True
+        halves = [asyncio.create_task(self._send(connection)), asyncio.create_task(self._receive(connection))]
+        try:
+            await asyncio.wait(halves, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for half in halves:
+                half.cancel()
+            outcomes = await asyncio.gather(*halves, return_exceptions=True)
+            with suppress(HimaliaError):
+                await connection.close()
+        raise next(outcome for outcome in outcomes if isinstance(outcome, Exception))
+
+    async def _try_again(self, error: HimaliaError) -> None:
+        logger.debug("publishing is interrupted: %s", error)
+        if not self._connected_once:
+            # Nothing was sent yet, and a wrong URL does not get better by waiting.
+            self._fail_all(error)
+            return
+        if not self._waiting:
+            self._forget_unsent()
+            return
+        await asyncio.sleep(self._backoff.next_s())
+        self._forget_unsent()
+        for request_id in self._waiting:
+            self._send_soon(request_id)
+
+    def _forget_unsent(self) -> None:
+        self._unsent.clear()
+        self._work.clear()
+
+    def _fail_all(self, error: HimaliaError) -> None:
+        for waiting in list(self._waiting.values()):
+            if not waiting.answer.done():
+                _fail(waiting, error)
+        self._waiting.clear()
+        self._forget_unsent()
+
+    async def _send(self, connection: Connection) -> None:
+        while True:
+            await self._work.wait()
+            while self._unsent:
+                waiting = self._waiting.get(self._unsent.popleft())
+                if waiting is not None:
+                    await connection.send(waiting.frame)
+            self._work.clear()
+
+    async def _receive(self, connection: Connection) -> None:
+        while True:
+            answer = await connection.receive()
+            if answer.type == "ack":
+                self._backoff.reset()
+                self._acknowledged(answer)
+            elif answer.type == "error" and answer.error is not None:
+                self._refused(answer)
+
+    # Answers
+
+    def _acknowledged(self, ack: ServerMessage) -> None:
+        waiting = self._waiting.pop(ack.request_id or "", None)
+        if waiting is None or waiting.answer.done():
+            return
+        assert ack.offset is not None and ack.epoch is not None and ack.ts is not None
+        waiting.answer.set_result(Published(waiting.topic, ack.offset, ack.epoch, ack.ts, waiting.id))
+
+    def _refused(self, answer: ServerMessage) -> None:
+        assert answer.error is not None
+        request_id = answer.request_id
+        if request_id is None and answer.error.code == ErrorCode.MESSAGE_TOO_LARGE:
+            request_id = self._largest()
+        waiting = self._waiting.get(request_id or "")
+        if request_id is None or waiting is None or waiting.answer.done():
+            logger.debug("an error that belongs to nothing: %s", answer.error.message)
+            return
+        error = error_from(answer.error, topic=waiting.topic, id=waiting.id)
+        if not isinstance(error, MOMENTARY):
+            # At once, not when the callback of the answer runs: the next error may be about size as well.
+            del self._waiting[request_id]
+            _fail(waiting, error)
+            return
+        waiting.refusal = error
+        delay_s = waiting.backoff.next_s()
+        asyncio.get_running_loop().call_later(delay_s, self._send_refused, request_id)
+
+    def _send_refused(self, request_id: str) -> None:
+        waiting = self._waiting.get(request_id)
+        if waiting is not None and waiting.refusal is not None:
+            waiting.refusal = None
+            self._send_soon(request_id)
+
+    def _largest(self) -> str | None:
+        """Whom an error about size is for. The server skips a frame that is too large and cannot tell its id; but
+        if any was too large, then so was the largest."""
+        unsent = set(self._unsent)
+        sent = [request_id for request_id in self._waiting if request_id not in unsent]
+        return max(sent, key=lambda request_id: len(self._waiting[request_id].frame), default=None)
+
+
+def _fail(waiting: Unacknowledged, error: HimaliaError) -> None:
+    waiting.answer.set_exception(error)
+    # Looked at here: somebody who was cancelled meanwhile never does, and that is no accident to warn of.
+    waiting.answer.exception()
+
+
+def _message(outgoing: Outgoing) -> Message:
+    return Message(
+        str(outgoing.id or uuid.uuid4()),
+        outgoing.payload
+        if isinstance(outgoing.payload, msgspec.Raw)
+        else msgspec.Raw(_as_json(outgoing.payload)),
+        dict(outgoing.headers) if outgoing.headers else None,
+    )
+
+
+def _as_json(payload: Any) -> bytes:
+    try:
+        return encode(payload)
+    except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
+        raise BadRequest(f"this payload cannot be written as JSON: {error}") from None

@@ -1,0 +1,133 @@
+"""The REST half of the client: topics, statistics, and reading what is stored."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import httpx
+import msgspec
+
+from himalia.client.answers import Health, Stats, TopicSummary
+from himalia.client.discovery import Address, Finder
+from himalia.client.events import Event
+from himalia.client.failures import error_from_answer, translating
+from himalia.errors import ConnectionFailed, TopicExists
+from himalia.protocol import Message
+from himalia.record import Retention
+
+NDJSON = "application/x-ndjson"
+
+Answer = TypeVar("Answer")
+
+
+class _TopicList(msgspec.Struct):
+    topics: list[TopicSummary]
+
+
+class _Stored(msgspec.Struct):
+    offset: int
+    ts: str
+    message: Message
+
+
+_decode_stored = msgspec.json.Decoder(_Stored).decode
+
+
+class Rest:
+    """Calls the server's REST interface. Nothing is retried: each call answers or raises."""
+
+    def __init__(self, finder: Finder, tls: ssl.SSLContext | None, timeout_s: float) -> None:
+        self._finder = finder
+        self._tls = tls
+        self._timeout_s = timeout_s
+        self._http: httpx.AsyncClient | None = None
+
+    async def close(self) -> None:
+        if self._http is not None:
+            await self._http.aclose()
+
+    async def create_topic(self, name: str, retention: Retention | None, *, exist_ok: bool) -> bool:
+        body: dict[str, Any] = {"name": name}
+        if retention is not None:
+            body["retention"] = msgspec.to_builtins(retention)
+        try:
+            await self._call("POST", "/topics", dict[str, Any], json=body)
+        except TopicExists:
+            if not exist_ok:
+                raise
+            return False
+        return True
+
+    async def delete_topic(self, name: str) -> None:
+        await self._call("DELETE", f"/topics/{quote(name, safe='')}", dict[str, Any])
+
+    async def topics(self) -> list[TopicSummary]:
+        return (await self._call("GET", "/topics", _TopicList)).topics
+
+    async def stats(self) -> Stats:
+        return await self._call("GET", "/stats", Stats)
+
+    async def health(self) -> Health:
+        # 503 is a server that says what is wrong with it, which is what was asked.
+        return await self._call("GET", "/health", Health, also=503)
+
+    async def read(self, topic: str, parameters: dict[str, Any]) -> AsyncGenerator[Event, None]:
+        address = self._finder.find()
+        given = {name: value for name, value in parameters.items() if value is not None}
+        request = self._client(address).build_request(
+            "GET",
+            f"{address.url}/topics/{quote(topic, safe='')}/messages",
+            params=given,
+            headers={**address.headers, "Accept": NDJSON},
+        )
+        with translating(address.url, httpx.HTTPError, httpx.InvalidURL):
+            response = await self._client(address).send(request, stream=True)
+            try:
+                if not response.is_success:
+                    raise error_from_answer(
+                        address.url, response.status_code, await response.aread(), topic=topic
+                    )
+                async for line in _lines(response):
+                    stored = _decode_stored(line)
+                    yield Event.of(topic, stored.offset, stored.ts, stored.message)
+            finally:
+                await response.aclose()
+
+    async def _call(
+        self, method: str, path: str, answer: type[Answer], *, json: Any = None, also: int | None = None
+    ) -> Answer:
+        address = self._finder.find()
+        with translating(address.url, httpx.HTTPError, httpx.InvalidURL):
+            response = await self._client(address).request(
+                method, address.url + path, json=json, headers=address.headers
+            )
+        if not response.is_success and response.status_code != also:
+            raise error_from_answer(address.url, response.status_code, response.content)
+        try:
+            return msgspec.json.decode(response.content, type=answer)
+        except msgspec.MsgspecError:
+            raise ConnectionFailed(
+                f"{address.url} answers like no Himalia server does; check the URL"
+            ) from None
+
+    def _client(self, address: Address) -> httpx.AsyncClient:
+        if self._http is None:
+            verify = (self._tls or ssl.create_default_context()) if address.is_secure else False
+            self._http = httpx.AsyncClient(
+                timeout=self._timeout_s, verify=verify, trust_env=not address.is_loopback
+            )
+        return self._http
+
+
+async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:
+    """The lines of a body. httpx's own ``aiter_lines`` also breaks at U+2028 and others, which JSON may contain."""
+    rest = b""
+    async for part in response.aiter_bytes():
+        *lines, rest = (rest + part).split(b"\n")
+        for line in lines:
+            yield line
+    if rest:
+        yield rest

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from himalia.client import SyncClient
+from tests.cli.running import Server, assert_sentence, himalia
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> str:
+    return f"sqlite://{tmp_path}/log.db"
+
+
+def test_a_backup_of_a_running_server_is_restored(log: str, tmp_path: Path) -> None:
+    """A copy taken while the server runs, put in the place of the log, has the records of that moment."""
+    target = str(tmp_path / "copy.db")
+    with Server("--port", "0", "--log", log) as server, SyncClient(server.url, server.token) as client:
+        client.create_topic("orders")
+        client.publish_many("orders", range(100))
+        [before] = client.topics()
+        done = himalia("backup", target, "--log", log)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith(f"backed up {target}: 1 topic, 100 records, ")
+        client.publish("orders", "later")
+        assert_sentence(himalia("restore", target, "--log", log, "--force"), 1, "log.db")
+    assert_sentence(himalia("restore", target, "--log", log), 1, "--force")
+    restored = himalia("restore", target, "--log", log, "--force", "--json")
+    assert json.loads(restored.stdout)["records"] == 100
+    with Server("--port", "0", "--log", log) as server, SyncClient(server.url, server.token) as client:
+        [after] = client.topics()
+        assert [event.payload for event in client.read("orders")] == list(range(100))
+        assert after.epoch != before.epoch
+
+
+def test_json_and_the_environment(log: str, tmp_path: Path) -> None:
+    """HIMALIA_LOG names the log as it does for serve; --json prints one object."""
+    with Server("--port", "0", "--log", log):
+        done = himalia("backup", str(tmp_path / "copy.db"), "--json", env={"HIMALIA_LOG": log})
+    found = json.loads(done.stdout)
+    assert (found["status"], found["path"]) == ("backed up", str(tmp_path / "copy.db"))
+    assert (found["topics"], found["records"]) == (0, 0)
+
+
+def test_what_cannot_be_backed_up_or_restored(log: str, tmp_path: Path) -> None:
+    """No log, no backup, a log that is not in a file, a file that is no backup: one sentence each."""
+    assert_sentence(himalia("backup", str(tmp_path / "x.db"), "--log", log), 1, "no log")
+    assert_sentence(himalia("restore", str(tmp_path / "x.db"), "--log", log), 1, "no backup")
+    assert_sentence(himalia("backup", str(tmp_path / "x.db"), "--log", "memory://"), 1, "memory://")
+    (tmp_path / "junk.db").write_bytes(b"junk" * 1000)
+    junk = himalia("restore", str(tmp_path / "junk.db"), "--log", log)
+    assert_sentence(junk, 1, "junk.db")
+    assert not (tmp_path / "log.db").exists()

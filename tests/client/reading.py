@@ -1,0 +1,46 @@
+"""Ways to wait, all with a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from himalia.client import Event, Subscription
+from tests.serving import DEADLINE_S
+
+
+async def take(items: Subscription[Any], count: int) -> list[Any]:
+    """The next ``count`` items of a subscription."""
+    async with asyncio.timeout(DEADLINE_S):
+        return [await anext(items) for _ in range(count)]
+
+
+async def take_events(items: Subscription[Any], count: int) -> list[Event]:
+    """The next ``count`` events, passing over notices."""
+    events: list[Event] = []
+    async with asyncio.timeout(DEADLINE_S):
+        while len(events) < count:
+            item = await anext(items)
+            if isinstance(item, Event):
+                events.append(item)
+    return events
+
+
+async def take_until(items: Subscription[Any], kind: type) -> list[Any]:
+    """Everything up to and with the first item of a kind."""
+    found: list[Any] = []
+    async with asyncio.timeout(DEADLINE_S):
+        while not found or not isinstance(found[-1], kind):
+            found.append(await anext(items))
+    return found
+
+
+async def until(condition: Callable[[], bool | Awaitable[bool]]) -> None:
+    """Wait for something that nothing announces."""
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            held = condition()
+            if held is True or (not isinstance(held, bool) and await held):
+                return
+            await asyncio.sleep(0.005)

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import pytest
+
+from himalia import errors
+from himalia.client.failures import error_from, error_from_answer, translating
+from himalia.protocol import ErrorBody
+
+
+@pytest.mark.parametrize("code", list(errors.ErrorCode))
+def test_every_code_has_its_class(code: errors.ErrorCode) -> None:
+    """An error that the server sends is raised as the class that has this code, with the server's sentence."""
+    error = error_from(ErrorBody(code, "a sentence"), topic="orders")
+    assert error.code == code
+    assert (error.message, str(error), error.data["topic"]) == ("a sentence", "a sentence", "orders")
+
+
+def test_a_code_of_a_newer_server_is_still_an_error() -> None:
+    """A code that this client does not know is a HimaliaError that keeps it."""
+    error = error_from(ErrorBody("TOO_NEW", "a sentence"))
+    assert type(error) is errors.HimaliaError
+    assert error.data["code"] == "TOO_NEW"
+
+
+def test_the_topmost_class_of_a_code() -> None:
+    """UNAVAILABLE is LogUnavailable: the client cannot know the reason below it."""
+    assert type(error_from(ErrorBody("UNAVAILABLE", "x"))) is errors.LogUnavailable
+
+
+def test_an_answer_of_something_else_is_a_failed_connection() -> None:
+    """An HTTP error without our error in it is told as what it is."""
+    error = error_from_answer("http://h", 502, b"<html>Bad Gateway</html>")
+    assert isinstance(error, errors.ConnectionFailed)
+    assert "502" in error.message
+
+
+def test_only_the_named_exceptions_are_translated() -> None:
+    """A bug of ours stays what it is; a foreign exception becomes ConnectionFailed and keeps its cause."""
+    with pytest.raises(ZeroDivisionError), translating("http://h", OSError):
+        raise ZeroDivisionError
+    with (
+        pytest.raises(errors.ConnectionFailed, match="himalia serve") as caught,
+        translating("http://h", OSError),
+    ):
+        raise ConnectionRefusedError(111, "refused")
+    assert isinstance(caught.value.__cause__, ConnectionRefusedError)
