@@ -1,0 +1,44 @@
+"""How much is measured: all of it, or enough to see that everything works."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Effort:
+    rounds: int
+    seconds: float
+    warm_s: float
+    fanout_bare: bool  # Redis and NATS also with a message that has no envelope
+    publish_connections: tuple[int, ...]
+    idle_subscribers: int
+    stalled_messages: int
+    growth_topics: tuple[int, ...]
+    growth_records: int
+    growth_seconds: float
+
+
+FULL = Effort(
+    rounds=3,
+    seconds=3.0,
+    warm_s=0.5,
+    fanout_bare=True,
+    publish_connections=(1, 16),
+    idle_subscribers=10_000,
+    stalled_messages=50_000,
+    growth_topics=(1, 1_000, 10_000),
+    growth_records=1_000_000,
+    growth_seconds=1.5,
+)
+
+QUICK = Effort(
+    rounds=1,
+    seconds=1.0,
+    warm_s=0.2,
+    fanout_bare=False,
+    publish_connections=(1,),
+    idle_subscribers=2_000,
+    stalled_messages=10_000,
+    growth_topics=(1, 1_000),
+    growth_records=100_000,
+    growth_seconds=0.7,
+)

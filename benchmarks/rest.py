@@ -1,0 +1,61 @@
+"""The few REST calls that prepare a server which speaks the seed's interface."""
+
+import json
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from http.client import HTTPConnection, HTTPException
+
+from benchmarks.server_process import PeerFailed
+
+TIMEOUT_S = 60.0
+CALLERS = 16
+RECORDS_PER_CALL = 5_000
+
+
+def is_healthy(port: int) -> bool:
+    try:
+        with closing(HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)) as connection:
+            connection.request("GET", "/health")
+            return connection.getresponse().status == 200
+    except (OSError, HTTPException):
+        return False
+
+
+def create_topic(port: int, name: str) -> None:
+    _create_topics(port, [name])
+
+
+def create_topics(port: int, names: Sequence[str]) -> None:
+    """Creates many, from several connections at once so that the server can group its commits."""
+    shares = [names[first::CALLERS] for first in range(CALLERS)]
+    with ThreadPoolExecutor(CALLERS) as callers:
+        for done in [callers.submit(_create_topics, port, share) for share in shares]:
+            done.result()
+
+
+def _create_topics(port: int, names: Sequence[str]) -> None:
+    with closing(HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)) as connection:
+        for name in names:
+            _post(connection, "/topics", "application/json", json.dumps({"name": name}).encode())
+
+
+def fill_topic(port: int, name: str, records: int, payload_chars: int) -> None:
+    """Appends this many records by NDJSON, a bounded number per call."""
+    with closing(HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)) as connection:
+        for body in _bodies(records, payload_chars):
+            _post(connection, f"/topics/{name}/messages", "application/x-ndjson", body)
+
+
+def _bodies(records: int, payload_chars: int) -> Iterator[bytes]:
+    line = json.dumps({"payload": {"pad": "x" * payload_chars}}).encode() + b"\n"
+    for first in range(0, records, RECORDS_PER_CALL):
+        yield line * min(RECORDS_PER_CALL, records - first)
+
+
+def _post(connection: HTTPConnection, path: str, content_type: str, body: bytes) -> None:
+    connection.request("POST", path, body, {"Content-Type": content_type})
+    answer = connection.getresponse()
+    text = answer.read().decode(errors="replace")
+    if answer.status not in (200, 201, 202):
+        raise PeerFailed(f"POST {path} was answered with {answer.status}: {text[:200]}")

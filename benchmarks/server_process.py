@@ -1,0 +1,88 @@
+"""A server under test as a child process: started, waited for, measured, and ended by its own pid."""
+
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+START_MAX_S = 30.0
+END_MAX_S = 15.0
+LOG_TAIL_CHARS = 300
+
+
+class PeerFailed(Exception):
+    """A server under test did not start, or the load on it did not end as it should."""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def accepts_connections(port: int) -> bool:
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=1):
+            return True
+    except OSError:
+        return False
+
+
+@contextmanager
+def running(command: Sequence[str], log: Path, is_ready: Callable[[], bool]) -> Iterator[int]:
+    """The server's pid, from when it is ready until the block ends."""
+    try:
+        with log.open("wb") as output:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+    except OSError as error:
+        raise PeerFailed(f"{command[0]} cannot be started: {error.strerror}") from error
+    try:
+        _wait_until_ready(process, log, is_ready)
+        yield process.pid
+    finally:
+        _end(process)
+
+
+def _wait_until_ready(process: subprocess.Popen[bytes], log: Path, is_ready: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + START_MAX_S
+    while not is_ready():
+        if process.poll() is not None:
+            raise PeerFailed(f"it ended with status {process.returncode} while starting: …{_tail(log)}")
+        if time.monotonic() > deadline:
+            raise PeerFailed(f"it was not ready after {START_MAX_S:.0f} s: …{_tail(log)}")
+        time.sleep(0.02)
+
+
+def _tail(log: Path) -> str:
+    """The end of what the server said, on one line."""
+    return " ".join(log.read_text(errors="replace").split())[-LOG_TAIL_CHARS:]
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(END_MAX_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def memory_bytes(pid: int) -> int:
+    """What the process has in memory now."""
+    return _status_bytes(pid, "VmRSS")
+
+
+def memory_peak_bytes(pid: int) -> int:
+    """The most that the process ever had in memory."""
+    return _status_bytes(pid, "VmHWM")
+
+
+def _status_bytes(pid: int, field: str) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        name, _, value = line.partition(":")
+        if name == field:
+            return int(value.split()[0]) * 1024
+    raise PeerFailed(f"process {pid} has no {field}: it has ended")
