@@ -1,0 +1,65 @@
+"""The README's first screen shows what really happens."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.serving import RunningServer
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def steps(block: str) -> list[tuple[str, str]]:
+    """Each command of a console block with the output shown below it."""
+    parts = re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]
+    return [(command, output) for command, _, output in (part.partition("\n") for part in parts)]
+
+
+def without_times(text: str) -> str:
+    return re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}", "TIME", text)
+
+
+@pytest.fixture
+def environment() -> dict[str, str]:
+    return {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "NO_COLOR": "1"}
+
+
+@pytest.mark.slow
+def test_the_commands_print_what_the_readme_shows(server: RunningServer, environment: dict[str, str]) -> None:
+    """Four commands, their real output."""
+    [block] = blocks("console")
+    shown = steps(block)
+    assert len(shown) == 4
+    for command, output in shown:
+        done = subprocess.run(
+            command, shell=True, env=environment, capture_output=True, text=True, timeout=60
+        )
+        assert (without_times(done.stdout), done.returncode) == (without_times(output), 0), done.stderr
+
+
+@pytest.mark.slow
+def test_the_python_example_runs(server: RunningServer, environment: dict[str, str]) -> None:
+    """The program in the README works as it stands."""
+    [program] = blocks("python")
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "stored at offset 0\norders 0 {'sku': 'A-17', 'quantity': 2}\n", done.stderr
+
+
+def test_the_make_targets_exist() -> None:
+    """What the README tells to type is in the Makefile."""
+    makefile = (ROOT / "Makefile").read_text()
+    for target in set(re.findall(r"make ([a-z]+)", README)):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target

@@ -1,0 +1,85 @@
+"""Every setting is in docs/operations.md with its flag, its variable and its real default."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic.fields import FieldInfo
+
+from himalia.log import sqlite_path
+from himalia.server.trust import Right, read_keys
+from himalia.settings import Settings
+from tests.docs.markdown import DOCS, ROOT, blocks, code_spans, rows, section
+
+OTHER_VARIABLES = {"HIMALIA_URL", "HIMALIA_TOKEN", "HIMALIA_RUNTIME_DIR"}
+"""Variables that are read elsewhere than in the settings."""
+
+
+def documented(operations: str) -> dict[str, list[str]]:
+    """The cells of each setting's row, by its variable."""
+    table = rows(section(operations, "## Settings"))
+    return {code_spans(cells[1])[0]: cells for cells in table}
+
+
+def shown_default(field: FieldInfo) -> str:
+    default: Any = field.get_default(call_default_factory=True)
+    if default is None or default == []:
+        return "-"
+    if isinstance(default, bool):
+        return "`on`" if default else "`off`"
+    return f"`{default:g}`" if isinstance(default, float) else f"`{default}`"
+
+
+@pytest.mark.parametrize("name", sorted(set(Settings.model_fields) - {"log"}))
+def test_a_setting_is_documented_with_its_real_default(operations: str, name: str) -> None:
+    """Flag, variable and default in the documents are those of the code."""
+    flag, _, default, meaning = documented(operations)[f"HIMALIA_{name.upper()}"]
+    assert code_spans(flag)[0] == "--" + name.replace("_", "-")
+    assert default == shown_default(Settings.model_fields[name])
+    assert meaning
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the documented path is Linux's")
+def test_the_default_log_is_where_the_document_says(
+    operations: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The default of ``log`` depends on the home directory, so it is compared as a path."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    _, _, default, _ = documented(operations)["HIMALIA_LOG"]
+    assert sqlite_path(code_spans(default)[0]) == sqlite_path(Settings().log)
+
+
+def test_no_setting_is_documented_that_does_not_exist(operations: str) -> None:
+    """A setting that was removed or renamed goes from the documents too."""
+    assert documented(operations).keys() == {f"HIMALIA_{name.upper()}" for name in Settings.model_fields}
+
+
+@pytest.mark.parametrize("path", [ROOT / "README.md", *sorted(DOCS.glob("*.md"))], ids=lambda path: path.name)
+def test_variables_and_settings_that_are_mentioned_exist(path: Path) -> None:
+    """Wherever the documents speak of a setting, they call it by its name."""
+    known = OTHER_VARIABLES | {f"HIMALIA_{name.upper()}" for name in Settings.model_fields}
+    assert set(re.findall(r"\bHIMALIA_[A-Z_]+\b", path.read_text())) <= known
+
+
+def test_the_keys_file_of_the_document_can_be_loaded(operations: str, tmp_path: Path) -> None:
+    """Who copies the example has keys with the rights that it shows."""
+    [block] = [block for block in blocks(operations) if block.kind == "toml"]
+    path = tmp_path / "keys.toml"
+    path.write_text(block.text)
+    principals = {principal.name: principal for principal in read_keys(path).values()}
+    assert principals.keys() == {"shop", "dashboard", "admin"}
+    assert principals["shop"].may(Right.PUBLISH, "orders.eu")
+    assert not principals["shop"].may(Right.SUBSCRIBE, "orders.eu")
+    assert not principals["dashboard"].may(Right.MANAGE, "orders")
+    assert principals["admin"].may(Right.MANAGE, "orders")
+
+
+def test_every_right_is_documented(protocol: str, operations: str) -> None:
+    """A right that can be given is explained."""
+    for text in (section(protocol, "## Keys and rights"), section(operations, "## Keys")):
+        assert {str(right) for right in Right} <= set(code_spans(text))
