@@ -20,10 +20,14 @@ from benchmarks import (
     build,
     machine,
     measure_fanout,
+    measure_flood,
     measure_growth,
     measure_idle,
+    measure_iopub,
     measure_latency,
     measure_publish,
+    measure_requests,
+    measure_roundtrip,
     measure_stalled,
     table,
 )
@@ -40,6 +44,10 @@ MEASUREMENTS: dict[str, Callable[[Bench], list[Section]]] = {
     "idle": measure_idle.measure,
     "stalled": measure_stalled.measure,
     "growth": measure_growth.measure,
+    "iopub": measure_iopub.measure,
+    "flood": measure_flood.measure,
+    "roundtrip": measure_roundtrip.measure,
+    "requests": measure_requests.measure,
 }
 PEERS = ("himalia", "redis", "nats", "seed", "null")
 

@@ -15,6 +15,10 @@ class Effort:
     growth_topics: tuple[int, ...]
     growth_records: int
     growth_seconds: float
+    iopub_messages: int
+    flood_lines: int
+    roundtrips: int
+    broker_requests: int
 
 
 FULL = Effort(
@@ -28,6 +32,10 @@ FULL = Effort(
     growth_topics=(1, 1_000, 10_000),
     growth_records=1_000_000,
     growth_seconds=1.5,
+    iopub_messages=50_000,
+    flood_lines=20_000,
+    roundtrips=200,
+    broker_requests=100_000,
 )
 
 QUICK = Effort(
@@ -41,4 +49,8 @@ QUICK = Effort(
     growth_topics=(1, 1_000),
     growth_records=100_000,
     growth_seconds=0.7,
+    iopub_messages=10_000,
+    flood_lines=2_000,
+    roundtrips=30,
+    broker_requests=10_000,
 )

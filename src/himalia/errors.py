@@ -16,7 +16,13 @@
     │   ├── TooManyConnections       TOO_MANY_CONNECTIONS
     │   ├── TooManySubscriptions     TOO_MANY_SUBSCRIPTIONS
     │   ├── TooManyTopics            TOO_MANY_TOPICS
-    │   └── RateLimited              RATE_LIMITED
+    │   ├── RateLimited              RATE_LIMITED
+    │   ├── TooManyKernels           TOO_MANY_KERNELS
+    │   └── TooManyRequests          TOO_MANY_REQUESTS      too many wait for one kernel
+    ├── KernelNotFound               KERNEL_NOT_FOUND
+    ├── KernelUnavailable            KERNEL_UNAVAILABLE     it is dead, or not ours to do that with
+    ├── KernelFailed                 KERNEL_FAILED          it could not be started; the message says why
+    ├── ExecutionNotFound            EXECUTION_NOT_FOUND
     ├── SubscriptionReplaced         REPLACED               the same client_id subscribed elsewhere
     ├── SlowConsumer                 SLOW_CONSUMER          fell behind under the policy ``disconnect``
     ├── ShuttingDown                 SHUTTING_DOWN          retry against the restarted server
@@ -53,6 +59,12 @@ class ErrorCode(StrEnum):
     TOO_MANY_SUBSCRIPTIONS = "TOO_MANY_SUBSCRIPTIONS"
     TOO_MANY_TOPICS = "TOO_MANY_TOPICS"
     RATE_LIMITED = "RATE_LIMITED"
+    TOO_MANY_KERNELS = "TOO_MANY_KERNELS"
+    TOO_MANY_REQUESTS = "TOO_MANY_REQUESTS"
+    KERNEL_NOT_FOUND = "KERNEL_NOT_FOUND"
+    KERNEL_UNAVAILABLE = "KERNEL_UNAVAILABLE"
+    KERNEL_FAILED = "KERNEL_FAILED"
+    EXECUTION_NOT_FOUND = "EXECUTION_NOT_FOUND"
     REPLACED = "REPLACED"
     SLOW_CONSUMER = "SLOW_CONSUMER"
     SHUTTING_DOWN = "SHUTTING_DOWN"
@@ -141,6 +153,36 @@ class TooManyTopics(LimitExceeded):
 
 class RateLimited(LimitExceeded):
     code = ErrorCode.RATE_LIMITED
+
+
+class TooManyKernels(LimitExceeded):
+    code = ErrorCode.TOO_MANY_KERNELS
+
+
+class TooManyRequests(LimitExceeded):
+    code = ErrorCode.TOO_MANY_REQUESTS
+
+
+class KernelNotFound(HimaliaError):
+    code = ErrorCode.KERNEL_NOT_FOUND
+
+    def __init__(self, kernel_id: str) -> None:
+        super().__init__(
+            f"there is no kernel {kernel_id!r}; GET /api/kernels and `himalia kernel list` show those that run",
+            kernel_id=kernel_id,
+        )
+
+
+class KernelUnavailable(HimaliaError):
+    code = ErrorCode.KERNEL_UNAVAILABLE
+
+
+class KernelFailed(HimaliaError):
+    code = ErrorCode.KERNEL_FAILED
+
+
+class ExecutionNotFound(HimaliaError):
+    code = ErrorCode.EXECUTION_NOT_FOUND
 
 
 class SubscriptionReplaced(HimaliaError):

@@ -103,6 +103,43 @@ class Settings(BaseSettings):
     )
     shutdown_s: NonNegativeFloat = Field(10, description="Time to deliver what is pending before closing.")
 
+    # Kernels
+    kernels: bool = Field(
+        True, description="Run and attach kernels; --no-kernels executes nothing for anybody."
+    )
+    kernels_max: PositiveInt = Field(64, description="Most kernels at a time.")
+    kernel_queue_max: PositiveInt = Field(1_000, description="Most requests that wait for one kernel.")
+    kernel_message_bytes_max: PositiveInt = Field(
+        64 * MIB, description="Largest message of a kernel; of a larger one only its size and type are kept."
+    )
+    kernel_buffer_bytes: PositiveInt = Field(
+        64 * MIB, description="Bytes of a kernel's output that may wait for the log before listening pauses."
+    )
+    kernel_spool_bytes: PositiveInt = Field(
+        256 * MIB,
+        description="Bytes of a kernel's output its keeper holds on disk for a server that is away.",
+    )
+    kernel_keep_s: PositiveFloat = Field(600, description="How long a kernel lives on without a server.")
+    kernels_stay: bool = Field(
+        False, description="Leave kernels running, for kernel_keep_s, at a graceful stop."
+    )
+    kernel_start_timeout_s: PositiveFloat = Field(60, description="Time for a kernel to start and answer.")
+    kernel_heartbeat_s: PositiveFloat = Field(3, description="Interval of heartbeats to every kernel.")
+    kernel_auto_restart: bool = Field(False, description="Start a kernel again when it dies by itself.")
+    kernel_cull_s: NonNegativeFloat = Field(
+        0, description="Stop kernels that did nothing for this long; 0 never."
+    )
+    kernel_orphans_max: NonNegativeInt = Field(
+        1_000, description="Messages kept for a request not known yet."
+    )
+    kernel_orphan_age_s: PositiveFloat = Field(60, description="How long such messages are kept.")
+    kernel_silence_s: PositiveFloat = Field(
+        300, description="Silence, of a request and of its kernel's heart, after which the request is stale."
+    )
+    kernel_cleanup_s: PositiveFloat = Field(
+        30, description="How often stale requests and old orphans are removed."
+    )
+
     # Being watched
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="How much to log.")
     log_format: Literal["text", "json"] = Field("text", description="Log lines for people or for programs.")

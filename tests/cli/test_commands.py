@@ -13,7 +13,11 @@ from himalia.cli.lazy import COMMANDS
 from tests.cli.running import assert_sentence, himalia
 from tests.serving import RunningServer
 
-EVERY = [[name] for name in COMMANDS] + [["topics", name] for name in ("list", "create", "delete")]
+EVERY = [
+    *([name] for name in COMMANDS),
+    *(["topics", name] for name in ("list", "create", "delete")),
+    *(["kernel", name] for name in ("start", "list", "stop", "interrupt", "restart")),
+]
 CLIENTS = [
     ["topics", "list"],
     ["topics", "create", "x"],
@@ -21,6 +25,12 @@ CLIENTS = [
     ["publish", "x", "1"],
     ["tail", "x"],
     ["stats"],
+    ["run", "1"],
+    ["kernel", "start"],
+    ["kernel", "list"],
+    ["kernel", "stop", "x"],
+    ["watch", "x"],
+    ["attach", "--all"],
 ]
 
 

@@ -139,6 +139,10 @@ class Examples:
         at[0] = answer[0].line
         status, headers, body = _parse_answer(answer)
         self._check_head(status, headers, response)
+        if not body:
+            if response.content:
+                raise Mismatch(f"a body comes, which the example does not show: {response.text}")
+            return
         if len(body) > 1:
             wanted: Any = [expected_json(line) for line in body]
             given: Any = [json.loads(line) for line in response.text.splitlines()]

@@ -14,6 +14,7 @@ from tests.serving import RunningServer
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
+END = "-- end of command --"
 
 
 def blocks(language: str) -> list[str]:
@@ -30,6 +31,10 @@ def without_times(text: str) -> str:
     return re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}", "TIME", text)
 
 
+def without_ids(text: str) -> str:
+    return re.sub(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "ID", text)
+
+
 @pytest.fixture
 def environment() -> dict[str, str]:
     return {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "NO_COLOR": "1"}
@@ -38,14 +43,26 @@ def environment() -> dict[str, str]:
 @pytest.mark.slow
 def test_the_commands_print_what_the_readme_shows(server: RunningServer, environment: dict[str, str]) -> None:
     """Four commands, their real output."""
-    [block] = blocks("console")
-    shown = steps(block)
+    shown = steps(blocks("console")[0])
     assert len(shown) == 4
     for command, output in shown:
         done = subprocess.run(
             command, shell=True, env=environment, capture_output=True, text=True, timeout=60
         )
         assert (without_times(done.stdout), done.returncode) == (without_times(output), 0), done.stderr
+
+
+@pytest.mark.slow
+def test_running_code_prints_what_the_readme_shows(
+    server: RunningServer, environment: dict[str, str]
+) -> None:
+    """The commands of "Run code", one after the other in one shell, on a real kernel."""
+    shown = steps(blocks("console")[1])
+    assert len(shown) == 5
+    script = "set -e\n" + "".join(f"{command}\necho {END}\n" for command, _ in shown)
+    done = subprocess.run(["sh", "-c", script], env=environment, capture_output=True, text=True, timeout=100)
+    printed = without_ids(done.stdout).split(f"{END}\n")
+    assert (printed, done.returncode) == ([*(without_ids(output) for _, output in shown), ""], 0), done.stderr
 
 
 @pytest.mark.slow

@@ -20,10 +20,18 @@ TOKEN = "correct-horse-battery-staple"
 document = create_app(Settings(auth=False, log="memory://")).openapi()
 # A stream does not end, so no answer to it can be checked; test_sse.py asks for it in every way there is.
 api = schemathesis.openapi.from_dict(document).exclude(path_regex="/events$")
+# Of a kernel that is not there nothing can be started, whatever a request says.
+absent = schemathesis.openapi.from_dict(document).include(path_regex="^/api/kernels/{")
 
 
 @pytest.fixture(scope="module")
 def documented(serve_all: Callable[..., RunningServer]) -> RunningServer:
+    """Without kernels: a generated request may be one that starts a process, or opens a file."""
+    return serve_all(token=TOKEN, kernels=False)
+
+
+@pytest.fixture(scope="module")
+def with_kernels(serve_all: Callable[..., RunningServer]) -> RunningServer:
     return serve_all(token=TOKEN)
 
 
@@ -55,15 +63,27 @@ def is_beyond_the_document(case: schemathesis.Case) -> bool:
     )
 
 
+LITTLE = settings(
+    max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None
+)
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("orders")
 @api.parametrize()
-@settings(
-    max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None
-)
+@LITTLE
 def test_the_server_is_as_its_document_says(case: schemathesis.Case, documented: RunningServer) -> None:
     """Every generated request, right or wrong, has an answer that the document tells of, in the form it tells."""
     excluded = [positive_data_acceptance] if is_beyond_the_document(case) else []
     case.call_and_validate(
         base_url=documented.url, headers={"X-API-Key": TOKEN}, timeout=10, excluded_checks=excluded
     )
+
+
+@pytest.mark.slow
+@absent.parametrize()
+@LITTLE
+def test_calls_to_a_kernel_that_is_not_there(case: schemathesis.Case, with_kernels: RunningServer) -> None:
+    """They are answered as the document says too, and start nothing."""
+    case.call_and_validate(base_url=with_kernels.url, headers={"X-API-Key": TOKEN}, timeout=10)
+    assert not with_kernels.broker.kernels.kernels

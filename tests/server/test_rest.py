@@ -765,10 +765,11 @@ def test_the_openapi_document_has_examples_and_errors(http: httpx.Client) -> Non
         for status, response in operation["responses"].items():
             if status.startswith(("4", "5")) and (path, status) != ("/health", "503"):
                 schema = response["content"][JSON]["schema"]
-                assert schema == {"$ref": "#/components/schemas/ErrorResponse"}, (where, status)
+                shape = "KernelError" if path.startswith("/api/") else "ErrorResponse"
+                assert schema == {"$ref": f"#/components/schemas/{shape}"}, (where, status)
         for media_type, content in operation.get("requestBody", {}).get("content", {}).items():
             assert has_example(content, schemas), (where, media_type)
-        if "/topics" in path:
+        if "/topics" in path or "/api/" in path:
             assert {"401", "422", "503"} <= set(operation["responses"]), where
     published = document["paths"]["/topics/{name}/messages"]["post"]
     assert {"404", "409", "413"} <= set(published["responses"])

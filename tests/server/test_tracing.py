@@ -177,3 +177,26 @@ def test_tracing_is_off_unless_asked_for(server: RunningServer, exporter: InMemo
     with server.http() as http:
         http.post("/topics/orders/messages", json={"payload": 1}).raise_for_status()
     assert [span.name for span in exporter.get_finished_spans() if span.name.startswith("publish")] == []
+
+
+def test_a_request_to_a_kernel_is_a_span(
+    traced: RunningServer, spans: Callable[..., list[ReadableSpan]]
+) -> None:
+    """From when it is sent until the kernel is done with it, with its id and how it ended."""
+    with traced.http() as http:
+        kernel = http.post("/api/kernels").raise_for_status().json()
+        where = f"/api/kernels/{kernel['id']}"
+        results = [
+            http.post(f"{where}/execute", json={"code": code, "wait": True}).json()
+            for code in ("1 + 1", "1 / 0")
+        ]
+        found = spans(2, f"execute {kernel['topic']}")
+        http.delete(where).raise_for_status()
+    assert [span.attributes["himalia.request_id"] for span in found if span.attributes] == [
+        result["request_id"] for result in results
+    ]
+    assert [span.attributes["himalia.status"] for span in found if span.attributes] == ["ok", "error"]
+    assert [span.status.status_code for span in found] == [StatusCode.UNSET, StatusCode.ERROR]
+    for span, result in zip(found, results, strict=True):
+        assert span.kind is SpanKind.CLIENT and span.start_time and span.end_time
+        assert span.start_time / 1000 <= result["started_us"] <= span.end_time / 1000

@@ -1,9 +1,10 @@
-"""What the commands that talk to a server have in common: how to find it, and how to run on an event loop."""
+"""What the commands that talk to a server have in common: how to find it and what is on it, and how to run on an
+event loop."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Annotated, Any, TypeVar
 
 import typer
@@ -12,6 +13,8 @@ from himalia.client.client import Client
 from himalia.errors import HimaliaError, TopicNotFound
 
 Result = TypeVar("Result")
+KERNELS = "kernels."
+"""The topic of a kernel is this and its id."""
 
 Url = Annotated[
     str | None,
@@ -31,6 +34,10 @@ Token = Annotated[
         show_envvar=True,
     ),
 ]
+KernelId = Annotated[
+    str,
+    typer.Argument(metavar="KERNEL", help="The id of a kernel, or as much of its beginning as is unique."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
@@ -41,6 +48,32 @@ def make_app() -> typer.Typer:
 
 def connect(url: str | None, token: str | None) -> Client:
     return Client(url or None, token or None)
+
+
+async def find_kernel(client: Client, text: str) -> str:
+    """The id of the running kernel that is meant: an id, or as much of its beginning as no other has."""
+    return _only_match(text, [kernel.id for kernel in await client.kernels()], "runs")
+
+
+async def find_kernel_topic(client: Client, text: str) -> str:
+    """The id of a kernel that runs, or of one that has gone and of which the log still tells."""
+    kept = [
+        topic.name.removeprefix(KERNELS) for topic in await client.topics() if topic.name.startswith(KERNELS)
+    ]
+    return _only_match(text.removeprefix(KERNELS), kept, "is known")
+
+
+def _only_match(text: str, ids: Sequence[str], verb: str) -> str:
+    if text in ids:
+        return text
+    found = sorted(id for id in ids if text and id.startswith(text))
+    if not found:
+        raise HimaliaError(
+            f"no kernel {verb} whose id is or begins with {text!r}; 'himalia kernel list' shows those that run"
+        )
+    if len(found) > 1:
+        raise HimaliaError(f"{len(found)} kernels have ids that begin with {text!r}: {', '.join(found)}")
+    return found[0]
 
 
 def run(work: Coroutine[Any, Any, Result]) -> Result:

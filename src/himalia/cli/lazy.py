@@ -9,7 +9,19 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-COMMANDS = ("serve", "topics", "publish", "tail", "stats", "backup", "restore")
+COMMANDS = (
+    "serve",
+    "run",
+    "kernel",
+    "watch",
+    "attach",
+    "topics",
+    "publish",
+    "tail",
+    "stats",
+    "backup",
+    "restore",
+)
 """In the order of the help. The module ``himalia.cli.<name>`` has the command as its ``app``."""
 
 

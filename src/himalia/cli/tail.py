@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
-import stat
-import sys
 import uuid
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -15,6 +11,7 @@ import typer
 from himalia.cli.connecting import Json, Token, Url, connect, make_app, run
 from himalia.cli.output import abandon_stdout, event_printer, print_notice
 from himalia.cli.quantities import parse_since
+from himalia.cli.readers import until_the_reader_leaves
 from himalia.client.events import Event
 
 app = make_app()
@@ -71,7 +68,7 @@ def tail(
         "limit": limit,
     }
     try:
-        run(_until_the_reader_leaves(_follow(url, token, pattern, options, event_printer(json=json), count)))
+        run(until_the_reader_leaves(_follow(url, token, pattern, options, event_printer(json=json), count)))
     except BrokenPipeError:
         abandon_stdout()
     except KeyboardInterrupt:
@@ -99,38 +96,3 @@ async def _follow(
             shown += 1
             if shown == count:
                 return
-
-
-async def _until_the_reader_leaves(work: Any) -> None:
-    """Run ``work``; ``BrokenPipeError`` as soon as whoever reads our stdout is gone.
-
-    Writing would tell too, but in a quiet topic the next write may be hours away: ``himalia tail x | head -1``.
-    """
-    loop = asyncio.get_running_loop()
-    left = asyncio.Event()
-    output = _pipe_of_stdout()
-    if output is not None:
-        # The writing end of a pipe is never readable; it only wakes the loop when the reading end is closed.
-        loop.add_reader(output, left.set)
-    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(left.wait())
-    try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise BrokenPipeError
-        await working
-    finally:
-        if output is not None:
-            loop.remove_reader(output)
-        working.cancel()
-        leaving.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
-
-
-def _pipe_of_stdout() -> int | None:
-    if os.name != "posix":
-        return None
-    try:
-        output = sys.stdout.fileno()
-        return output if stat.S_ISFIFO(os.fstat(output).st_mode) else None
-    except (OSError, ValueError):
-        return None

@@ -1,6 +1,6 @@
 """The client library: ``Client`` for asyncio, ``SyncClient`` for everything else."""
 
-from himalia.client.answers import Health, Stats, TopicSummary
+from himalia.client.answers import Execution, Health, Kernel, KernelSpecs, Stats, Submitted, TopicSummary
 from himalia.client.client import Client
 from himalia.client.events import (
     Disconnected,
@@ -24,14 +24,18 @@ __all__ = [
     "Disconnected",
     "Dropped",
     "Event",
+    "Execution",
     "FilterFailure",
     "Gap",
     "Health",
+    "Kernel",
+    "KernelSpecs",
     "Notice",
     "Outgoing",
     "Published",
     "Resumed",
     "Stats",
+    "Submitted",
     "Subscription",
     "SubscriptionReplaced",
     "SyncClient",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from himalia.record import Retention
@@ -75,3 +77,101 @@ class Health(msgspec.Struct, frozen=True):
     version: str | None = None
     protocol: int | None = None
     log: str | None = None
+
+
+class Kernel(msgspec.Struct, frozen=True, kw_only=True):
+    """A kernel of the server, in Jupyter Server's form and more. Times are ISO 8601."""
+
+    id: str
+    name: str
+    last_activity: str
+    execution_state: str
+    """``starting``, ``idle``, ``busy``, ``restarting``, ``dead`` or ``unknown``."""
+    connections: int
+    """Subscribers of its topic."""
+    topic: str
+    """All that it says and all that happens to it is there."""
+    foreign: bool = False
+    """Something else started it; the server only listens."""
+    responding: bool = True
+    queued: int = 0
+    active_request: str | None = None
+    pid: int | None = None
+    started: str = ""
+    buffered_bytes: int = 0
+
+
+class KernelSpec(msgspec.Struct, frozen=True):
+    """A kind of kernel that the server can start."""
+
+    name: str
+    spec: dict[str, Any]
+    resources: dict[str, str] = {}
+
+    @property
+    def display_name(self) -> str:
+        return str(self.spec.get("display_name") or self.name)
+
+    @property
+    def language(self) -> str:
+        return str(self.spec.get("language") or "")
+
+
+class KernelSpecs(msgspec.Struct, frozen=True):
+    default: str
+    kernelspecs: dict[str, KernelSpec]
+
+
+class Skipped(msgspec.Struct, frozen=True):
+    """A connection file in Jupyter's runtime directory to whose kernel the server is not attached, and why."""
+
+    connection_file: str
+    reason: str
+
+
+class Attached(msgspec.Struct, frozen=True):
+    attached: list[Kernel]
+    skipped: list[Skipped] = []
+
+
+class Submitted(msgspec.Struct, frozen=True):
+    """Code that waits or runs: ``subscribe(topic, from_=offset)`` sees all of it."""
+
+    request_id: str
+    topic: str
+    offset: int
+
+
+class ExecutionError(msgspec.Struct, frozen=True):
+    """What the code raised. The traceback's lines may be coloured by escape sequences."""
+
+    ename: str
+    evalue: str
+    traceback: list[str]
+
+
+class Execution(msgspec.Struct, frozen=True, kw_only=True):
+    """Code that a kernel was given, and what has come of it. Times are microseconds since 1970."""
+
+    request_id: str
+    kernel_id: str
+    topic: str
+    status: str
+    """``ok``, ``error``, ``aborted``, ``died``, ``timeout``, ``cancelled`` or ``stale``; ``running`` until then."""
+    reason: str = ""
+    execution_count: int | None = None
+    code: str = ""
+    outputs: list[dict[str, Any]] = []
+    """In the form of nbformat 4."""
+    error: ExecutionError | None = None
+    queued_us: int | None = None
+    sent_us: int | None = None
+    started_us: int | None = None
+    finished_us: int | None = None
+    counts: dict[str, int] = {}
+    offset: int | None = None
+    end: int = 0
+    truncated: bool = False
+    """The outputs are not whole; the kernel's topic has all of them."""
+    dropped: int = 0
+    malformed: int = 0

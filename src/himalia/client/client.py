@@ -1,14 +1,24 @@
-"""The client: one object for publishing, subscribing and looking after topics."""
+"""The client: one object for publishing, subscribing, looking after topics and running code."""
 
 from __future__ import annotations
 
 import ssl
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping
+from os import PathLike
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
-from himalia.client.answers import Health, Stats, TopicSummary
+from himalia.client.answers import (
+    Attached,
+    Execution,
+    Health,
+    Kernel,
+    KernelSpecs,
+    Stats,
+    Submitted,
+    TopicSummary,
+)
 from himalia.client.bulk import Bulk
 from himalia.client.connection import Connection
 from himalia.client.discovery import Finder
@@ -21,6 +31,7 @@ from himalia.record import Position, Retention
 from himalia.topics import check_name, check_pattern, is_pattern
 
 if TYPE_CHECKING:
+    from himalia.client.kernels import KernelCalls
     from himalia.client.rest import Rest
 
 Start = int | Position | Mapping[str, int | Position]
@@ -273,6 +284,133 @@ class Client:
         return self._calling().read(
             topic, {"from": from_, "since": since, "last": last, "limit": limit, "epoch": epoch}
         )
+
+    # Kernels
+
+    async def kernels(self) -> list[Kernel]:
+        """The kernels that run, as far as you may see them."""
+        return await self._kernels().all()
+
+    async def kernelspecs(self) -> KernelSpecs:
+        """The kinds of kernel that ``start_kernel`` can start."""
+        return await self._kernels().specs()
+
+    async def kernel(self, kernel_id: str) -> Kernel:
+        return await self._kernels().get(kernel_id)
+
+    async def start_kernel(
+        self,
+        name: str | None = None,
+        *,
+        cwd: str | PathLike[str] | None = None,
+        path: str | PathLike[str] | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> Kernel:
+        """Start a kernel; comes back when it answers. It works in ``cwd``, a directory of the server's machine, or
+        as near to ``path`` as there is a directory."""
+        return await self._kernels().start(name, cwd=cwd, path=path, env=env)
+
+    async def attach_kernel(self, connection_file: str | PathLike[str]) -> Kernel:
+        """Have the server listen to a kernel that something else started; its output is kept from then on.
+        A name without a folder is looked for in Jupyter's runtime directory."""
+        return await self._kernels().attach(connection_file)
+
+    async def attach_all_kernels(self) -> Attached:
+        """Have the server listen to every kernel of Jupyter's runtime directory that answers."""
+        return await self._kernels().attach_all()
+
+    async def stop_kernel(self, kernel_id: str) -> None:
+        """End a kernel (one that was attached is only let go). Its topic stays."""
+        await self._kernels().stop(kernel_id)
+
+    async def interrupt_kernel(self, kernel_id: str) -> None:
+        """What runs ends with a ``KeyboardInterrupt``, or whatever its language has for that."""
+        await self._kernels().interrupt(kernel_id)
+
+    async def restart_kernel(self, kernel_id: str) -> Kernel:
+        """Start its process anew. What waits or runs ends as ``aborted``; the id and the topic stay."""
+        return await self._kernels().restart(kernel_id)
+
+    @overload
+    async def execute(
+        self,
+        kernel_id: str,
+        code: str,
+        *,
+        wait: Literal[True] = True,
+        timeout_s: float | None = None,
+        priority: int = 0,
+        silent: bool = False,
+        store_history: bool = True,
+        allow_stdin: bool = False,
+        stop_on_error: bool = True,
+    ) -> Execution: ...
+
+    @overload
+    async def execute(
+        self,
+        kernel_id: str,
+        code: str,
+        *,
+        wait: Literal[False],
+        timeout_s: float | None = None,
+        priority: int = 0,
+        silent: bool = False,
+        store_history: bool = True,
+        allow_stdin: bool = False,
+        stop_on_error: bool = True,
+    ) -> Submitted: ...
+
+    async def execute(
+        self,
+        kernel_id: str,
+        code: str,
+        *,
+        wait: bool = True,
+        timeout_s: float | None = None,
+        priority: int = 0,
+        silent: bool = False,
+        store_history: bool = True,
+        allow_stdin: bool = False,
+        stop_on_error: bool = True,
+    ) -> Execution | Submitted:
+        """Have a kernel run code. With ``wait``, what came of it, however long that takes and however it ended;
+        without, at once where to watch it: ``subscribe(submitted.topic, from_=submitted.offset)``.
+
+        ``timeout_s`` is how long the kernel may work on it before it is interrupted; it does not bound this call.
+        Of what waits for the kernel, the highest ``priority`` goes first. With ``allow_stdin`` the code may ask for
+        input; an ``input_request`` in the topic says so, and ``answer_input`` answers. Never retried: code may do
+        anything.
+        """
+        options = {
+            "code": code,
+            "priority": priority,
+            "timeout_s": timeout_s,
+            "silent": silent,
+            "store_history": store_history,
+            "allow_stdin": allow_stdin,
+            "stop_on_error": stop_on_error,
+        }
+        kernels = self._kernels()
+        return await (kernels.execute(kernel_id, options) if wait else kernels.submit(kernel_id, options))
+
+    async def execution(self, kernel_id: str, request_id: str, *, late: bool = False) -> Execution:
+        """What has come of some code, for as long as the log keeps it: also while it runs, and after its kernel is
+        gone. ``late`` adds what it said after it was done, as a thread may."""
+        return await self._kernels().execution(kernel_id, request_id, late=late)
+
+    async def cancel_execution(self, kernel_id: str, request_id: str) -> Execution:
+        """End it as ``cancelled``: what waits never runs, what runs is interrupted."""
+        return await self._kernels().cancel(kernel_id, request_id)
+
+    async def answer_input(self, kernel_id: str, value: str) -> None:
+        """Give the line that the running code asks for."""
+        await self._kernels().answer_input(kernel_id, value)
+
+    def _kernels(self) -> KernelCalls:
+        from himalia.client.kernels import KernelCalls
+
+        return KernelCalls(self._calling())
 
     def _calling(self) -> Rest:
         if self._rest is None:

@@ -54,7 +54,7 @@ class Rest:
         if retention is not None:
             body["retention"] = msgspec.to_builtins(retention)
         try:
-            await self._call("POST", "/topics", dict[str, Any], json=body)
+            await self.call("POST", "/topics", dict[str, Any], json=body)
         except TopicExists:
             if not exist_ok:
                 raise
@@ -62,17 +62,17 @@ class Rest:
         return True
 
     async def delete_topic(self, name: str) -> None:
-        await self._call("DELETE", f"/topics/{quote(name, safe='')}", dict[str, Any])
+        await self.call("DELETE", f"/topics/{quote(name, safe='')}", dict[str, Any])
 
     async def topics(self) -> list[TopicSummary]:
-        return (await self._call("GET", "/topics", _TopicList)).topics
+        return (await self.call("GET", "/topics", _TopicList)).topics
 
     async def stats(self) -> Stats:
-        return await self._call("GET", "/stats", Stats)
+        return await self.call("GET", "/stats", Stats)
 
     async def health(self) -> Health:
         # 503 is a server that says what is wrong with it, which is what was asked.
-        return await self._call("GET", "/health", Health, also=503)
+        return await self.call("GET", "/health", Health, also=503)
 
     async def read(self, topic: str, parameters: dict[str, Any]) -> AsyncGenerator[Event, None]:
         address = self._finder.find()
@@ -96,18 +96,28 @@ class Rest:
             finally:
                 await response.aclose()
 
-    async def _call(
-        self, method: str, path: str, answer: type[Answer], *, json: Any = None, also: int | None = None
+    async def call(
+        self,
+        method: str,
+        path: str,
+        answer: type[Answer],
+        *,
+        json: Any = None,
+        also: int | None = None,
+        is_long: bool = False,
     ) -> Answer:
+        """One call and what it answers. ``is_long``: the answer may take any time, only the rest of it may not."""
         address = self._finder.find()
+        timeout = httpx.Timeout(self._timeout_s, read=None if is_long else self._timeout_s)
         with translating(address.url, httpx.HTTPError, httpx.InvalidURL):
             response = await self._client(address).request(
-                method, address.url + path, json=json, headers=address.headers
+                method, address.url + path, json=json, headers=address.headers, timeout=timeout
             )
         if not response.is_success and response.status_code != also:
             raise error_from_answer(address.url, response.status_code, response.content)
         try:
-            return msgspec.json.decode(response.content, type=answer)
+            # Nothing at all is the answer of what has nothing to say.
+            return msgspec.json.decode(response.content or b"null", type=answer)
         except msgspec.MsgspecError:
             raise ConnectionFailed(
                 f"{address.url} answers like no Himalia server does; check the URL"

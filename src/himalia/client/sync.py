@@ -5,10 +5,20 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
+from os import PathLike
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Literal, Self, TypeVar, overload
 
-from himalia.client.answers import Health, Stats, TopicSummary
+from himalia.client.answers import (
+    Attached,
+    Execution,
+    Health,
+    Kernel,
+    KernelSpecs,
+    Stats,
+    Submitted,
+    TopicSummary,
+)
 from himalia.client.client import Client
 from himalia.client.events import Event, Published
 from himalia.client.subscription import Subscription
@@ -134,6 +144,65 @@ class SyncClient:
 
     def health(self) -> Health:
         return self._run(self._client.health())
+
+    def kernels(self) -> list[Kernel]:
+        return self._run(self._client.kernels())
+
+    def kernelspecs(self) -> KernelSpecs:
+        return self._run(self._client.kernelspecs())
+
+    def kernel(self, kernel_id: str) -> Kernel:
+        return self._run(self._client.kernel(kernel_id))
+
+    def start_kernel(
+        self,
+        name: str | None = None,
+        *,
+        cwd: str | PathLike[str] | None = None,
+        path: str | PathLike[str] | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> Kernel:
+        return self._run(self._client.start_kernel(name, cwd=cwd, path=path, env=env))
+
+    def attach_kernel(self, connection_file: str | PathLike[str]) -> Kernel:
+        return self._run(self._client.attach_kernel(connection_file))
+
+    def attach_all_kernels(self) -> Attached:
+        return self._run(self._client.attach_all_kernels())
+
+    def stop_kernel(self, kernel_id: str) -> None:
+        self._run(self._client.stop_kernel(kernel_id))
+
+    def interrupt_kernel(self, kernel_id: str) -> None:
+        self._run(self._client.interrupt_kernel(kernel_id))
+
+    def restart_kernel(self, kernel_id: str) -> Kernel:
+        return self._run(self._client.restart_kernel(kernel_id))
+
+    @overload
+    def execute(
+        self, kernel_id: str, code: str, *, wait: Literal[True] = True, **options: Any
+    ) -> Execution: ...
+
+    @overload
+    def execute(self, kernel_id: str, code: str, *, wait: Literal[False], **options: Any) -> Submitted: ...
+
+    def execute(
+        self, kernel_id: str, code: str, *, wait: bool = True, **options: Any
+    ) -> Execution | Submitted:
+        """Have a kernel run code. Takes the options of ``Client.execute``."""
+        work: Coroutine[Any, Any, Execution | Submitted]
+        work = self._client.execute(kernel_id, code, wait=wait, **options)  # type: ignore[call-overload]
+        return self._run(work)
+
+    def execution(self, kernel_id: str, request_id: str, *, late: bool = False) -> Execution:
+        return self._run(self._client.execution(kernel_id, request_id, late=late))
+
+    def cancel_execution(self, kernel_id: str, request_id: str) -> Execution:
+        return self._run(self._client.cancel_execution(kernel_id, request_id))
+
+    def answer_input(self, kernel_id: str, value: str) -> None:
+        self._run(self._client.answer_input(kernel_id, value))
 
     def read(self, topic: str, **options: Any) -> Iterator[Event]:
         """What is stored. Takes the options of ``Client.read``."""

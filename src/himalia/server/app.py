@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from himalia import __version__
 from himalia.errors import HimaliaError, MessageTooLarge
-from himalia.server import events_api, failures, page, publish_api, read_api, topics_api
+from himalia.server import events_api, failures, kernels_api, page, publish_api, read_api, topics_api
 from himalia.server.asyncapi import asyncapi_document
 from himalia.server.broker import Broker
 from himalia.server.websocket import websocket_endpoint
@@ -21,7 +21,7 @@ from himalia.settings import Settings
 
 DESCRIPTION = """A message broker on one durable log. Every message is appended once; everything that reads is a
 cursor on the log. The WebSocket at `/ws` is described by `/asyncapi.json`. Every error is
-`{"error": {"code", "message"}}`."""
+`{"error": {"code", "message"}}`. Below `/api` are kernels, in the shape of Jupyter Server's API."""
 
 
 class Guard:
@@ -37,7 +37,7 @@ class Guard:
                 self._broker.frontier.check(Headers(scope=scope))
             except HimaliaError as error:
                 self._broker.metrics.count_error(error.code)
-                await failures.error_response(error)(scope, receive, send)
+                await failures.error_response(error, scope["path"])(scope, receive, send)
                 return
             # Whoever publishes in bulk reads the body piece by piece and has limits of its own.
             if not scope["path"].endswith("/messages"):
@@ -66,7 +66,7 @@ def create_app(settings: Settings | None = None, broker: Broker | None = None) -
     app = FastAPI(title="Himalia", version=__version__, description=DESCRIPTION, lifespan=_lifespan)
     app.state.broker = broker
     failures.install(app)
-    for api in (topics_api, publish_api, read_api, events_api, page):
+    for api in (topics_api, publish_api, read_api, events_api, kernels_api, page):
         app.include_router(api.router)
     app.add_api_route(
         "/asyncapi.json", asyncapi_document, tags=["server"], responses={403: topics_api.ERRORS[403]}

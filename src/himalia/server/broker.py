@@ -1,4 +1,4 @@
-"""What the parts of one running server share: settings, log, manager, keys, connections."""
+"""What the parts of one running server share: settings, log, manager, kernels, keys, connections."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from himalia.pubsub import Outlet, PubSubManager
 from himalia.pubsub.manager import Limits
 from himalia.record import Retention
 from himalia.server.connection import Connection
+from himalia.server.hosting import Hosting
 from himalia.server.metrics import Metrics
 from himalia.server.tracing import make_tracing
 from himalia.server.trust import Frontier, Keyring, make_keyring
@@ -34,9 +35,9 @@ class Broker:
         self.frontier = Frontier(settings.host, settings.allowed_hosts, settings.allowed_origins)
         self.metrics = Metrics(self)
         self.log: Log = log or self._make_log()
-        self.manager = PubSubManager(
-            self.log, _limits(settings), make_tracing() if settings.tracing else None
-        )
+        tracing = make_tracing() if settings.tracing else None
+        self.manager = PubSubManager(self.log, _limits(settings), tracing)
+        self.kernels = Hosting(self.manager, settings, tracing)
         self.manager.on_published = self.let_go
         self.connections: dict[Connection, None] = {}
         self.streams: dict[Outlet, None] = {}
@@ -61,12 +62,19 @@ class Broker:
         await self.log.open()
         self.is_open = True
         await self.manager.start()
+        try:
+            await self.kernels.open()
+        except BaseException:
+            await self.close()
+            raise
         self._heartbeats = asyncio.create_task(self._beat())
 
     async def close(self) -> None:
         self.is_open = False
         if self._heartbeats is not None:
             self._heartbeats.cancel()
+        await asyncio.wait({self.kernels.close()}, timeout=self.settings.shutdown_s)
+        await self.kernels.cancel_close()
         await self.manager.stop()
         await self.log.close()
 
@@ -144,11 +152,14 @@ class Broker:
             connection.announce_shutdown()
         for stream in list(self.streams):
             stream.close(ShuttingDown("the server is shutting down; connect again in a moment"))
+        # Those who watch see the end of their kernels too.
+        ending = self.kernels.close()
         calm = 0
         # Twice in a row, because a commit is followed by its delivery only in the next turn of the loop.
         while calm < 2 and not self._hurried and loop.time() < deadline:
             await asyncio.sleep(0.01)
-            calm = calm + 1 if self._is_drained() else 0
+            calm = calm + 1 if ending.done() and self._is_drained() else 0
+        await self.kernels.cancel_close()
         for connection in list(self.connections):
             connection.shut(close_code, "server shutdown")
         while self.connections and not self._hurried and loop.time() < deadline + 1:

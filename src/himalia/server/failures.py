@@ -1,4 +1,7 @@
-"""Errors as HTTP answers: one shape, ``{"error": {"code", "message"}}``, whatever went wrong."""
+"""Errors as HTTP answers: one shape, ``{"error": {"code", "message"}}``, whatever went wrong.
+
+Below ``/api`` they also carry what Jupyter's clients look for.
+"""
 
 from __future__ import annotations
 
@@ -30,18 +33,34 @@ STATUS = {
     ErrorCode.TOO_MANY_SUBSCRIPTIONS: 429,
     ErrorCode.TOO_MANY_TOPICS: 429,
     ErrorCode.RATE_LIMITED: 429,
+    ErrorCode.TOO_MANY_KERNELS: 429,
+    ErrorCode.TOO_MANY_REQUESTS: 429,
+    ErrorCode.KERNEL_NOT_FOUND: 404,
+    ErrorCode.EXECUTION_NOT_FOUND: 404,
+    ErrorCode.KERNEL_UNAVAILABLE: 409,
+    # The server is well; what it would have passed the request on to is not.
+    ErrorCode.KERNEL_FAILED: 502,
     ErrorCode.SHUTTING_DOWN: 503,
     ErrorCode.UNAVAILABLE: 503,
     ErrorCode.BAD_CONFIGURATION: 501,
 }
 
 
-def error_response(error: HimaliaError) -> JSONResponse:
+def error_response(error: HimaliaError, path: str = "") -> JSONResponse:
+    """The answer to a request for ``path`` that failed."""
     status = STATUS.get(error.code, 500)
     headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
     if status in (429, 503):
         headers["Retry-After"] = "1"
-    return JSONResponse({"error": {"code": error.code, "message": clipped(error.message)}}, status, headers)
+    return JSONResponse(_body(path, error.code, error.message), status, headers)
+
+
+def _body(path: str, code: str, message: str) -> dict[str, object]:
+    message = clipped(message)
+    body: dict[str, object] = {"error": {"code": code, "message": message}}
+    if path.startswith("/api/"):
+        body |= {"message": message, "reason": None}
+    return body
 
 
 def install(app: FastAPI) -> None:
@@ -56,7 +75,7 @@ def install(app: FastAPI) -> None:
 async def _on_himalia_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HimaliaError)
     request.app.state.broker.metrics.count_error(error.code)
-    return error_response(error)
+    return error_response(error, request.url.path)
 
 
 async def _on_invalid_request(request: Request, error: Exception) -> JSONResponse:
@@ -78,7 +97,7 @@ async def _on_http_exception(request: Request, error: Exception) -> JSONResponse
         message = f"there is nothing at {request.url.path}; see /docs"
     else:
         message = str(error.detail)
-    body = {"error": {"code": code, "message": clipped(message)}}
+    body = _body(request.url.path, code, message)
     headers = dict(error.headers or {})
     if error.status_code == 405 and (allowed := _allowed_methods(request)):
         headers["Allow"] = allowed
@@ -88,15 +107,21 @@ async def _on_http_exception(request: Request, error: Exception) -> JSONResponse
 def _allowed_methods(request: Request) -> str:
     """All methods of this path; the router only tells those of the first route that it found."""
     paths: dict[str, dict[str, object]] = request.app.openapi()["paths"]
-    found = (methods for path, methods in paths.items() if compile_path(path)[0].match(request.url.path))
+    wanted = request.url.path
+    # A path of its own, such as /api/kernels/attach, is not also a kernel with that id.
+    found = [methods for path, methods in paths.items() if path == wanted] or [
+        methods for path, methods in paths.items() if compile_path(path)[0].match(wanted)
+    ]
     return ", ".join(sorted(method.upper() for methods in found for method in methods))
 
 
 async def _on_disconnect(request: Request, error: Exception) -> JSONResponse:
     """The client went away in the middle of its body; nobody reads this answer."""
-    return error_response(BadRequest("the body ended too early"))
+    return error_response(BadRequest("the body ended too early"), request.url.path)
 
 
 async def _on_bug(request: Request, error: Exception) -> JSONResponse:
     logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return error_response(InternalError("the server failed on this request; its log says why"))
+    return error_response(
+        InternalError("the server failed on this request; its log says why"), request.url.path
+    )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from himalia.errors import ErrorCode
@@ -56,6 +57,8 @@ class Metrics(Collector):
         for code, count in self._errors.items():
             errors.add_metric([code], count)
         yield errors
+        if self._broker.kernels.is_enabled:
+            yield from self._of_kernels()
 
     def _counters(self) -> Iterator[Metric]:
         meter = self._broker.manager.meter
@@ -84,3 +87,60 @@ class Metrics(Collector):
         }
         for name, (help, value) in gauges.items():
             yield GaugeMetricFamily(name, help, value)
+
+    def _of_kernels(self) -> Iterator[Metric]:
+        from himalia.kernels.broker import LATENCY_BOUNDS_S
+        from himalia.kernels.channels import Channel
+        from himalia.kernels.kernel import KernelState
+        from himalia.kernels.result import ExecutionStatus
+        from himalia.kernels.wire import FaultKind
+
+        hosting = self._broker.kernels
+        kernels = hosting.kernels
+        counts = hosting.counts.with_these(kernels)
+        states = GaugeMetricFamily("himalia_kernels", "Kernels that run", labels=["state"])
+        now = Counter(kernel.state for kernel in kernels)
+        for state in KernelState:
+            states.add_metric([state], now[state])
+        yield states
+        ended = [status for status in ExecutionStatus if status.is_final]
+        yield _by("himalia_kernel_messages", "Messages routed to requests", "channel", Channel, counts.routed)
+        yield _by("himalia_kernel_requests", "Requests that ended", "status", ended, counts.requests)
+        yield _by("himalia_kernel_faults", "Messages of kernels refused", "kind", FaultKind, counts.faults)
+        for name, help, count in (
+            ("orphans", "Messages that came without a known request", counts.orphaned),
+            ("orphans_claimed", "Orphans that found their request", counts.claimed),
+            ("orphans_lost", "Orphans dropped for their age or for want of room", counts.lost),
+            ("stale_requests", "Requests given up because nothing was heard of them", counts.stale),
+            ("drops", "Messages that readers in this process did not take in time", counts.dropped),
+        ):
+            yield CounterMetricFamily(f"himalia_kernel_{name}", help, count)
+        for name, help, value in (
+            ("queued_requests", "Requests that wait for their kernel", sum(k.runner.queued for k in kernels)),
+            (
+                "buffered_bytes",
+                "Bytes of kernels that wait for the log",
+                sum(k.bridge.buffered_bytes for k in kernels),
+            ),
+        ):
+            yield GaugeMetricFamily(f"himalia_kernel_{name}", help, value)
+        yield HistogramMetricFamily(
+            "himalia_kernel_routing_seconds",
+            "Time to route a message",
+            buckets=_buckets(LATENCY_BOUNDS_S, counts.latency),
+            sum_value=counts.latency_sum_s,
+        )
+
+
+def _by(name: str, help: str, label: str, values: Iterable[str], counts: Mapping[str, int]) -> Metric:
+    """A counter that is split; what was never counted is there as well, as 0."""
+    family = CounterMetricFamily(name, help, labels=[label])
+    for value in values:
+        family.add_metric([value], counts.get(value, 0))
+    return family
+
+
+def _buckets(bounds_s: tuple[float, ...], counts: list[int]) -> list[tuple[str, float]]:
+    """Buckets as Prometheus wants them: each with all that are below its bound."""
+    names = [*(str(bound) for bound in bounds_s), "+Inf"]
+    return list(zip(names, accumulate(counts or [0] * len(names)), strict=True))

@@ -75,6 +75,7 @@ class HealthResponse(BaseModel):
     topics: int | None = None
     subscribers: int | None = None
     connections: int | None = None
+    kernels: int | None = Field(None, description="Kernels that run.")
     version: str | None = None
     protocol: int | None = None
     log: str | None = None
@@ -117,6 +118,7 @@ class StatsResponse(BaseModel):
     in_flight: int
     queue_bytes: int
     connections: int
+    kernels: int = Field(description="Kernels that run.")
 
 
 class PublishBody(BaseModel):

@@ -58,11 +58,17 @@ async def create_topic(body: CreateTopicRequest, broker: TheBroker, caller: Call
     return CreateTopicResponse(topic=name)
 
 
-@router.delete("/topics/{name}", tags=["topics"], dependencies=SECURITY, responses=NOT_FOUND)
+@router.delete(
+    "/topics/{name}",
+    tags=["topics"],
+    dependencies=SECURITY,
+    responses={**NOT_FOUND, 409: {"model": ErrorResponse, "description": "A kernel that runs writes to it"}},
+)
 async def delete_topic(broker: TheBroker, caller: Caller, name: str = TopicName) -> DeleteTopicResponse:
     """Delete a topic and its records. Its subscribers are told and unsubscribed."""
     check_name(name, broker.settings.topic_length_max)
     caller.require(Right.MANAGE, name)
+    broker.kernels.check_deletable(name)
     await broker.manager.delete_topic(name)
     return DeleteTopicResponse(topic=name)
 
@@ -122,6 +128,7 @@ async def health(broker: TheBroker, caller: MaybeCaller, response: Response) -> 
         topics=broker.manager.topic_count,
         subscribers=broker.manager.subscriber_count,
         connections=broker.connection_count,
+        kernels=len(broker.kernels.kernels),
         version=__version__,
         protocol=PROTOCOL_VERSION,
         log=broker.log.url,
@@ -139,7 +146,7 @@ async def stats(broker: TheBroker, caller: Caller) -> StatsResponse:
             for one in found["subscribers"]
             if not is_pattern(one["topic"]) and may_see(caller, one["topic"])
         ]
-    return StatsResponse(**found, connections=broker.connection_count)
+    return StatsResponse(**found, connections=broker.connection_count, kernels=len(broker.kernels.kernels))
 
 
 @router.get(

@@ -1,4 +1,4 @@
-"""OpenTelemetry spans from publish to delivery, when the extra ``himalia[tracing]`` is installed.
+"""OpenTelemetry spans from publish to delivery and of requests to kernels, with the extra ``himalia[tracing]``.
 
 A publish continues the trace of its ``traceparent`` header; its own span's context takes that header's place in
 the stored record, so the delivery, and whoever reads the record later, continue the same trace.
@@ -14,13 +14,12 @@ import msgspec
 
 from himalia.errors import ConfigurationError
 from himalia.log.contract import Batch
-from himalia.pubsub.tracing import Tracing
 from himalia.record import Draft, Record
 
 _encode, _decode = msgspec.json.encode, msgspec.json.decode
 
 
-def make_tracing() -> Tracing:
+def make_tracing() -> OpenTelemetryTracing:
     """Tracing by this process's OpenTelemetry provider; where there is none, one that exports by OTLP.
 
     The usual variables say where to: ``OTEL_EXPORTER_OTLP_ENDPOINT``, ``OTEL_SERVICE_NAME`` and so on.
@@ -50,6 +49,8 @@ def _provide() -> None:
 
 
 class OpenTelemetryTracing:
+    """Both what the broker asks of its ``Tracing`` and what kernels ask of their ``RequestTracing``."""
+
     def __init__(self) -> None:
         from opentelemetry import trace
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -97,3 +98,22 @@ class OpenTelemetryTracing:
                 start_time=record.ts_us * 1000,
             )
             span.end(time.time_ns())
+
+    def sending(self, request_id: str, topic: str) -> Callable[[str], None]:
+        span = self._tracer.start_span(
+            f"execute {topic}",
+            kind=self._trace.SpanKind.CLIENT,
+            attributes={
+                "messaging.system": "himalia",
+                "messaging.destination.name": topic,
+                "himalia.request_id": request_id,
+            },
+        )
+
+        def finish(status: str) -> None:
+            span.set_attribute("himalia.status", status)
+            if status != "ok":
+                span.set_status(self._trace.StatusCode.ERROR, status)
+            span.end()
+
+        return finish

@@ -1,0 +1,252 @@
+"""The messages of a kernel, as a console shows them.
+
+Two ways: the output alone, as if the code had run right here (``himalia run``), and the whole session with its
+prompts, results and events (``himalia watch``).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from himalia.cli.images import Images, as_text, image_in
+from himalia.cli.quantities import show_size
+from himalia.cli.screen import Mark, Screen, Stream
+from himalia.client.events import Event
+
+DIM, RED, GREEN = "2", "31", "32"
+QUIET_ENDS = ("ok", "error")
+"""Ends of a request of which the output itself tells."""
+
+
+class KernelRecord(msgspec.Struct, frozen=True):
+    """What a record of a kernel's topic says."""
+
+    msg_type: str
+    parent_id: str
+    content: dict[str, Any]
+
+    @classmethod
+    def of(cls, event: Event) -> KernelRecord:
+        """Never raises: a foreign kernel may say anything, and anybody with the right may publish to its topic."""
+        payload = event.payload
+        content = payload.get("content") if isinstance(payload, dict) else None
+        return cls(
+            event.headers.get("msg_type", ""),
+            event.headers.get("parent_id", ""),
+            content if isinstance(content, dict) else {},
+        )
+
+    @property
+    def event(self) -> str:
+        """Of an event of the server's own, what happened."""
+        return str(self.content.get("event", "")) if self.msg_type == "kernel_event" else ""
+
+
+class Renderer:
+    """Shows records one after the other. The output alone; ``ConsoleRenderer`` shows the whole session."""
+
+    def __init__(self, screen: Screen, images: Images) -> None:
+        self._screen = screen
+        self._images = images
+        self._request = ""
+        self._count: int | None = None
+        self._start = screen.mark()
+        self._clear_first = False
+        # The display that was shown last, and where: only this one can be shown anew in its place.
+        self._last_display: tuple[str, Mark] | None = None
+
+    def show(self, record: KernelRecord) -> None:
+        match record.msg_type:
+            case "execute_input":
+                self._input(record)
+            case "stream":
+                self._stream(record)
+            case "display_data":
+                self._display(record)
+            case "update_display_data":
+                self._update(record)
+            case "execute_result":
+                self._result(record)
+            case "error":
+                self._error(record)
+            case "clear_output":
+                self._clear(record)
+            case "input_request":
+                self._asked(record)
+            case "input_reply":
+                self._answered(record)
+            case "kernel_event":
+                self._event(record)
+
+    # Requests
+
+    def _input(self, record: KernelRecord) -> None:
+        self._request = record.parent_id
+        count = record.content.get("execution_count")
+        self._count = count if isinstance(count, int) else None
+        self._clear_first = False
+        self._last_display = None
+        self._start = self._screen.mark()
+
+    # Outputs
+
+    def _stream(self, record: KernelRecord) -> None:
+        self._before_output(record)
+        stream = Stream.ERR if record.content.get("name") == "stderr" else Stream.OUT
+        self._screen.write(as_text(record.content.get("text", "")), self._place(stream))
+
+    def _display(self, record: KernelRecord) -> None:
+        self._before_output(record)
+        display_id = _display_id(record)
+        self._screen.begin_line()
+        mark = self._screen.mark()
+        self._write_block(self._form(record, display_id))
+        self._last_display = (display_id, mark) if display_id else None
+
+    def _update(self, record: KernelRecord) -> None:
+        display_id = _display_id(record)
+        if self._last_display is not None and self._last_display[0] == display_id:
+            self._screen.erase_to(self._last_display[1])
+        self._display(record)
+
+    def _result(self, record: KernelRecord) -> None:
+        self._before_output(record)
+        self._write_block(self._form(record, _display_id(record)))
+
+    def _error(self, record: KernelRecord) -> None:
+        self._before_output(record)
+        lines = record.content.get("traceback")
+        if not isinstance(lines, list) or not lines:
+            lines = [f"{record.content.get('ename', 'Error')}: {record.content.get('evalue', '')}"]
+        self._write_block("\n".join(str(line) for line in lines), self._place(Stream.ERR))
+
+    def _clear(self, record: KernelRecord) -> None:
+        if record.parent_id != self._request:
+            return
+        self._clear_first = bool(record.content.get("wait"))
+        if not self._clear_first:
+            self._erase()
+
+    def _before_output(self, record: KernelRecord) -> None:
+        self._last_display = None
+        if self._clear_first and record.parent_id == self._request:
+            self._erase()
+
+    def _erase(self) -> None:
+        self._clear_first = False
+        self._last_display = None
+        self._screen.erase_to(self._start)
+
+    def _write_block(self, text: str, stream: Stream = Stream.OUT) -> None:
+        """Text that has its lines for itself."""
+        self._screen.begin_line(stream)
+        self._screen.write(text.removesuffix("\n") + "\n", stream)
+
+    def _form(self, record: KernelRecord, display_id: str) -> str:
+        """The form of a MIME bundle that a console can show best."""
+        data = record.content.get("data")
+        data = data if isinstance(data, dict) else {}
+        image = image_in(data)
+        if image is not None:
+            cell = f"{self._count:03}" if self._count is not None else "output"
+            return self._images.take(image, data[image], cell=cell, display_id=display_id)
+        plain = as_text(data.get("text/plain", ""))
+        # What IPython says of an object that it shows in another form: nothing.
+        if plain and not plain.startswith("<IPython.core.display."):
+            return plain
+        for mime in ("text/markdown", "text/latex"):
+            if mime in data:
+                return as_text(data[mime])
+        others = {mime: value for mime, value in data.items() if mime != "text/plain"}
+        if not others:
+            return plain
+        return ", ".join(f"[{mime}, {show_size(len(as_text(value)))}]" for mime, value in others.items())
+
+    def _place(self, stream: Stream) -> Stream:
+        return stream
+
+    def _asked(self, record: KernelRecord) -> None:
+        """Whoever runs the code asks."""
+
+    def _answered(self, record: KernelRecord) -> None:
+        pass
+
+    def _event(self, record: KernelRecord) -> None:
+        if record.event in ("gap", "message_too_large"):
+            self._screen.write_own(f"warning: {event_sentence(record.content)}", stream=Stream.ERR)
+
+
+class ConsoleRenderer(Renderer):
+    """The whole session, all of it on stdout: prompts and code, outputs, results, errors, and what happened."""
+
+    def _place(self, stream: Stream) -> Stream:
+        return Stream.OUT
+
+    def _input(self, record: KernelRecord) -> None:
+        count = record.content.get("execution_count")
+        prompt = f"In [{count if isinstance(count, int) else ' '}]: "
+        first, *more = as_text(record.content.get("code", "")).split("\n")
+        self._screen.begin_line()
+        self._screen.write(self._screen.styled(prompt, GREEN) + first + "\n")
+        for line in more:
+            self._screen.write(self._screen.styled("...: ".rjust(len(prompt)), GREEN) + line + "\n")
+        super()._input(record)
+
+    def _result(self, record: KernelRecord) -> None:
+        self._before_output(record)
+        text = self._form(record, _display_id(record))
+        prompt = self._screen.styled(f"Out[{record.content.get('execution_count')}]:", RED)
+        self._write_block(f"{prompt}{chr(10) if chr(10) in text else ' '}{text}")
+
+    def _asked(self, record: KernelRecord) -> None:
+        self._before_output(record)
+        self._screen.write(as_text(record.content.get("prompt", "")))
+
+    def _answered(self, record: KernelRecord) -> None:
+        self._screen.write(as_text(record.content.get("value", "")) + "\n")
+
+    def _event(self, record: KernelRecord) -> None:
+        sentence = event_sentence(record.content)
+        if sentence:
+            self._last_display = None
+            self._screen.write_own(f"-- {sentence}", DIM)
+
+
+def _display_id(record: KernelRecord) -> str:
+    transient = record.content.get("transient")
+    found = transient.get("display_id") if isinstance(transient, dict) else None
+    return "" if found is None else str(found)
+
+
+def event_sentence(content: dict[str, Any]) -> str:
+    """What happened to a kernel or a request, in words; nothing for what the output shows by itself."""
+    name, reason = content.get("name"), content.get("reason") or "no reason is known"
+    match content.get("event"):
+        case "started":
+            return f"{name} started (process {content.get('pid')})"
+        case "died":
+            return f"the kernel died: {reason}"
+        case "restarting":
+            return f"the kernel is being restarted: {reason}"
+        case "restarted":
+            return f"the kernel was restarted (process {content.get('pid')})"
+        case "interrupted":
+            return "the kernel was interrupted"
+        case "attached":
+            return f"listening to {name} from here on"
+        case "reattached":
+            return "the server came back and listens again"
+        case "stopped":
+            return f"the kernel was stopped: {reason}"
+        case "gap":
+            count = content.get("count")
+            return f"{'messages' if count is None else f'{count} messages'} are missing here: {reason}"
+        case "message_too_large":
+            kind, size = content.get("msg_type"), content.get("size_bytes")
+            told = show_size(size) if isinstance(size, int) else "of unknown size"
+            return f"a message ({kind}, {told}) is too large and was not kept"
+        case "request_closed" if content.get("status") not in QUIET_ENDS:
+            return f"{content.get('status')}: {reason}"
+    return ""

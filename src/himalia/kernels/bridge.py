@@ -1,0 +1,241 @@
+"""A kernel's way into its topic: everything it says, in the order it came, each once.
+
+The bridge is a subscriber that may not drop. It buffers while the log is slow or unwell, up to a limit in bytes.
+Beyond it, it takes nothing more until half of that is stored: the intake then pauses and goes on from the kernel's
+spool. Where there is no spool, what was missed is counted and told, for a record of the gap.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from uuid import uuid4
+
+from himalia.errors import LogUnavailable, TopicNotFound
+from himalia.kernels.channels import channel_of
+from himalia.kernels.records import KernelEvent, draft_of, event_draft
+from himalia.kernels.wire import KernelMessage
+from himalia.log.contract import Appended, Batch
+from himalia.record import Draft
+
+logger = logging.getLogger("himalia.kernels.bridge")
+
+BATCH_RECORDS_MAX = 4096
+BATCH_BYTES_MAX = 8 << 20
+RETRY_AFTER_S = 0.5
+
+Publish = Callable[[Batch], "asyncio.Future[Appended]"]
+
+
+class Waiting:
+    """A draft on its way, and who wants to know where it came to stand."""
+
+    __slots__ = ("draft", "future", "size_bytes")
+
+    def __init__(self, draft: Draft, future: asyncio.Future[int] | None = None) -> None:
+        self.draft = draft
+        self.future = future
+        self.size_bytes = draft.size_bytes
+
+
+class Bridge:
+    """``offer`` may be called from any one thread; everything else belongs to the event loop.
+
+    Appended by producer and sequence: a retry after a failure stores nothing twice, and a kernel that uses a message
+    id again loses nothing. ``create_topic`` is called if the topic was deleted: the kernel lives on, and so does it.
+    """
+
+    def __init__(
+        self,
+        publish: Publish,
+        topic: str,
+        kernel_id: str,
+        *,
+        bytes_max: int,
+        create_topic: Callable[[], Awaitable[object]] | None = None,
+    ) -> None:
+        self.topic = topic
+        self.kernel_id = kernel_id
+        self.overflowed = False
+        self.on_missed: Callable[[int], None] | None = None
+        """Told how many messages were offered in vain, when it takes them again."""
+        self._missed = 0
+        self._create_topic = create_topic
+        # One of its own: a number from another server, whose clock was ahead, would make these look stored already.
+        self._producer = f"kernel-{kernel_id}-{uuid4().hex[:12]}"
+        self._publish = publish
+        self._bytes_max = bytes_max
+        self._loop = asyncio.get_running_loop()
+        self._lock = threading.Lock()
+        self._waiting: deque[Waiting] = deque()
+        self._waiting_bytes = 0
+        self._scheduled = False
+        # Of its own: the sequence of a bridge before this one is not known here.
+        self._producer = f"kernel-{secrets.token_hex(8)}"
+        self._sequence = 0
+        self._pump_task: asyncio.Task[None] | None = None
+        self._closed = False
+        self._error: Exception | None = None
+
+    @property
+    def buffered_bytes(self) -> int:
+        return self._waiting_bytes
+
+    # In
+
+    def offer(self, messages: Sequence[KernelMessage]) -> bool:
+        """Messages from IOPub. False once closed."""
+        if self._closed:
+            return False
+        if self._misses(messages):
+            return True
+        waiting = [Waiting(self._draft(message)) for message in messages]
+        with self._lock:
+            self._waiting.extend(waiting)
+            self._waiting_bytes += sum([entry.size_bytes for entry in waiting])
+            self.overflowed = self._waiting_bytes > self._bytes_max
+        if self.overflowed:
+            logger.warning("%s: more than %d bytes wait for the log", self.topic, self._bytes_max)
+        self._wake()
+        return True
+
+    def _draft(self, message: KernelMessage) -> Draft:
+        try:
+            return draft_of(message, self.kernel_id, channel_of(message.msg_type))
+        except Exception:  # a bug on one message may not end the kernel's way into the log
+            logger.exception("%s: a %s message cannot be stored", self.topic, message.msg_type)
+            return event_draft(
+                self.kernel_id,
+                KernelEvent.GAP,
+                request_id=message.parent_id,
+                count=1,
+                reason=f"a {message.msg_type} message could not be stored",
+            )
+
+    def _misses(self, messages: Sequence[KernelMessage]) -> bool:
+        with self._lock:
+            if self.overflowed:
+                self._missed += len(messages)
+            return self.overflowed
+
+    def put(self, draft: Draft) -> asyncio.Future[int]:
+        """A record of our own; the future has its offset when it is committed, or says why it cannot be."""
+        future: asyncio.Future[int] = self._loop.create_future()
+        entry = Waiting(draft, future)
+        if self._error is not None:
+            _refuse([entry], self._error)
+            return future
+        with self._lock:
+            self._waiting.append(entry)
+            self._waiting_bytes += entry.size_bytes
+        self._start()
+        return future
+
+    # Out
+
+    async def flush(self) -> None:
+        """Returns when everything taken so far is committed."""
+        # What a thread has offered may not have been looked at yet.
+        self._start()
+        while self._pump_task is not None:
+            await asyncio.wait({self._pump_task})
+
+    async def close(self) -> None:
+        """Commit what was taken, and take nothing more."""
+        self._closed = True
+        await self.flush()
+
+    def abandon(self) -> None:
+        """Stop at once, for a log that cannot store any more."""
+        if self._pump_task is not None:
+            self._pump_task.cancel()
+        self._fail(LogUnavailable(f"{self.topic} was given up: the log did not store it in time"), [])
+
+    def _wake(self) -> None:
+        if self._scheduled:
+            return
+        self._scheduled = True
+        try:
+            self._loop.call_soon_threadsafe(self._start)
+        except RuntimeError:
+            self._closed = True  # the loop is gone
+
+    def _start(self) -> None:
+        self._scheduled = False
+        if self._pump_task is None and self._waiting:
+            self._pump_task = self._loop.create_task(self._pump())
+
+    async def _pump(self) -> None:
+        batch: list[Waiting] = []
+        try:
+            while batch := self._take():
+                appended = await self._append([entry.draft for entry in batch])
+                for entry, offset in zip(batch, appended.offsets, strict=True):
+                    if entry.future is not None and not entry.future.done():
+                        entry.future.set_result(offset)
+                self._recover()
+        except asyncio.CancelledError:
+            _refuse(batch, LogUnavailable(f"{self.topic} was given up"))
+            raise
+        except Exception as error:  # whatever it is: those who wait must hear of it
+            self._fail(error, batch)
+        finally:
+            self._pump_task = None
+
+    def _take(self) -> list[Waiting]:
+        taken: list[Waiting] = []
+        size = 0
+        with self._lock:
+            while self._waiting and len(taken) < BATCH_RECORDS_MAX and size < BATCH_BYTES_MAX:
+                entry = self._waiting.popleft()
+                size += entry.size_bytes
+                taken.append(entry)
+            self._waiting_bytes -= size
+        return taken
+
+    def _recover(self) -> None:
+        with self._lock:
+            if not self.overflowed or self._waiting_bytes > self._bytes_max // 2:
+                return
+            missed, self._missed = self._missed, 0
+            self.overflowed = False
+        if missed and self.on_missed is not None:
+            self.on_missed(missed)
+
+    async def _append(self, drafts: Sequence[Draft]) -> Appended:
+        """Until it is stored: the same batch again and again while the log is unwell."""
+        self._sequence += 1
+        batch = Batch(self.topic, drafts, producer=self._producer, sequence=self._sequence)
+        while True:
+            try:
+                return await self._publish(batch)
+            except TopicNotFound:
+                if self._create_topic is None:
+                    raise
+                logger.warning("%s was deleted while its kernel lives: it is made anew", self.topic)
+                await self._create_topic()
+            except LogUnavailable as error:
+                logger.warning("%s: cannot be stored now, trying again: %s", self.topic, error)
+                await asyncio.sleep(RETRY_AFTER_S)
+
+    def _fail(self, error: Exception, batch: Sequence[Waiting]) -> None:
+        """The log refuses the batch: there is nowhere to put anything."""
+        logger.error("%s: nothing more can be kept: %s", self.topic, error)
+        self._closed = True
+        self._error = error
+        with self._lock:
+            left, self._waiting = list(self._waiting), deque()
+            self._waiting_bytes = 0
+        _refuse([*batch, *left], error)
+
+
+def _refuse(entries: Sequence[Waiting], error: Exception) -> None:
+    for entry in entries:
+        if entry.future is not None and not entry.future.done():
+            entry.future.set_exception(error)
+            # Not everybody who puts something asks what became of it.
+            entry.future.exception()

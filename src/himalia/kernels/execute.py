@@ -1,0 +1,44 @@
+"""Running code in a kernel and getting everything that came of it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from himalia.kernels.history import read_execution
+from himalia.kernels.kernel import Kernel
+from himalia.kernels.request import Code
+from himalia.kernels.result import ExecutionResult
+
+
+async def execute_code(
+    kernel: Kernel,
+    code: str,
+    *,
+    priority: int = 0,
+    timeout_s: float | None = None,
+    silent: bool = False,
+    store_history: bool = True,
+    stop_on_error: bool = True,
+) -> ExecutionResult:
+    """Run code and wait for its end: the kernel's idle and its reply, or whatever ends it before.
+
+    The result is read from the log, after the request's last record is committed. Whatever happened is its
+    ``status``; nothing is raised for code that fails or a kernel that dies. A cancelled call cancels the request.
+    """
+    request = await kernel.execute(
+        Code(
+            code=code,
+            priority=priority,
+            timeout_s=timeout_s,
+            silent=silent,
+            store_history=store_history,
+            stop_on_error=stop_on_error,
+        )
+    )
+    try:
+        await asyncio.shield(request.closed)
+    except asyncio.CancelledError:
+        if not request.closed.done():
+            kernel.runner.cancel(request.id)
+        raise
+    return await read_execution(kernel.log, kernel.topic, kernel.id, request.id, request.offset)

@@ -1,0 +1,67 @@
+"""One server that is connected: JSON lines in, JSON lines out, never waiting for it."""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import Any
+
+LINE_BYTES_MAX = 16 << 20
+"""The longest line is the launch of a kernel, with its whole environment."""
+UNSENT_BYTES_MAX = 32 << 20
+
+
+class Connection:
+    def __init__(self, sock: socket.socket, received: bytes = b"") -> None:
+        """A connected socket, and what was read from it already."""
+        sock.setblocking(False)
+        self._socket = sock
+        self._received = bytearray(received)
+        self._unsent = bytearray()
+        self.is_closed = False
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    @property
+    def has_unsent(self) -> bool:
+        return bool(self._unsent)
+
+    def receive(self) -> list[bytes]:
+        """The lines that are complete. The connection is closed if the server has gone, or never ends a line."""
+        try:
+            data = self._socket.recv(1 << 16)
+        except BlockingIOError:
+            return []
+        except OSError:
+            data = b""
+        self._received += data
+        if not data or len(self._received) > LINE_BYTES_MAX:
+            self.close()
+        *lines, rest = self._received.split(b"\n")
+        self._received = bytearray(rest)
+        return [bytes(line) for line in lines]
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Send now what the socket takes, the rest by ``flush``; a server that never reads is let go."""
+        self._unsent += json.dumps(message).encode() + b"\n"
+        self.flush()
+        if len(self._unsent) > UNSENT_BYTES_MAX:
+            self.close()
+
+    def flush(self) -> None:
+        try:
+            while self._unsent and not self.is_closed:
+                del self._unsent[: self._socket.send(self._unsent)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.close()
+
+    def close(self) -> None:
+        self.is_closed = True
+        self._unsent.clear()
+        # Only marked here: the descriptor must stay valid until it is out of the poller.
+
+    def release(self) -> None:
+        self._socket.close()

@@ -1,0 +1,121 @@
+"""What lies in the directory of one kept kernel, and who owns it.
+
+::
+
+    keeper.json      whom to ask and what about: all that a restarted server needs
+    keeper.sock      where the keeper listens, unless its path would be too long
+    connection.json  Jupyter's connection file
+    kernel.log       what the kernel and the keeper wrote to stdout and stderr; kernel.log.1 is older
+    spool/           what the kernel published
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ABOUT_FILE = "keeper.json"
+SOCKET_FILE = "keeper.sock"
+CONNECTION_FILE = "connection.json"
+LOG_FILE = "kernel.log"
+OLD_LOG_FILE = "kernel.log.1"
+SPOOL_DIRECTORY = "spool"
+
+SOCKET_PATH_BYTES_MAX = 103
+"""What every system takes: Linux has room for 107 bytes, others for 103."""
+SHORT_PREFIX = "himalia-"
+
+
+def lock(directory: Path) -> int | None:
+    """Own the directory for as long as the descriptor is open; None if another process does.
+
+    The operating system frees the lock however its owner ends, so it says for certain whether a keeper lives.
+    """
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def socket_path(directory: Path) -> Path:
+    """Where to listen: in the directory, or in a new private one where that path is too long for a socket."""
+    path = directory / SOCKET_FILE
+    if _fits(path):
+        return path
+    path = Path(tempfile.mkdtemp(prefix=SHORT_PREFIX)) / SOCKET_FILE
+    if _fits(path):
+        return path
+    path.parent.rmdir()
+    return Path(tempfile.mkdtemp(prefix=SHORT_PREFIX, dir="/tmp")) / SOCKET_FILE
+
+
+def _fits(path: Path) -> bool:
+    return len(os.fsencode(path)) <= SOCKET_PATH_BYTES_MAX
+
+
+def remove_socket(path: Path) -> None:
+    """Remove the socket, and the directory that was made for it alone."""
+    _remove_file(path)
+    if path.parent.name.startswith(SHORT_PREFIX):
+        _remove_directory(path.parent)
+
+
+def write_about(directory: Path, about: dict[str, Any]) -> None:
+    """Write ``keeper.json``, whole or not at all, readable by its user only."""
+    unfinished = directory / f"{ABOUT_FILE}.new"
+    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        json.dump(about, file, indent=1)
+    os.replace(unfinished, directory / ABOUT_FILE)
+
+
+def read_about(directory: Path) -> dict[str, Any] | None:
+    """What ``keeper.json`` says; None if there is none, or not one of ours."""
+    try:
+        about = json.loads((directory / ABOUT_FILE).read_bytes())
+    except (OSError, ValueError):
+        return None
+    return about if isinstance(about, dict) else None
+
+
+def remove(directory: Path, *, connection_file: Path | None = None, socket: Path | None = None) -> None:
+    """Remove what a keeper leaves, and the directory if nothing else is in it. Never fails.
+
+    Only files that are known to be the keeper's go: the directory is named by a setting, which can be wrong.
+    """
+    if socket is not None:
+        remove_socket(socket)
+    for path in (directory / SPOOL_DIRECTORY).glob("*.seg"):
+        _remove_file(path)
+    _remove_directory(directory / SPOOL_DIRECTORY)
+    connection = connection_file or directory / CONNECTION_FILE
+    for path in connection.parent.glob(f"{connection.stem}-ipc-*"):
+        _remove_file(path)
+    _remove_file(connection)
+    for name in (SOCKET_FILE, LOG_FILE, OLD_LOG_FILE, f"{ABOUT_FILE}.new", ABOUT_FILE):
+        _remove_file(directory / name)
+    _remove_directory(directory)
+
+
+def _remove_file(path: Path) -> None:
+    try:
+        path.unlink()
+    except OSError:
+        pass
+
+
+def _remove_directory(path: Path) -> None:
+    try:
+        path.rmdir()
+    except OSError:
+        pass

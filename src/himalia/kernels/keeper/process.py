@@ -1,0 +1,442 @@
+"""The keeper's one thread: it starts the kernel, then waits for whatever comes first and serves it.
+
+Requests are JSON lines with an ``op`` and an ``id``; each is answered by a line with that ``id``, and ``ok`` or
+``error``. Events come between the answers: ``listening`` when the keeper hears the kernel's IOPub, ``exited`` when
+the kernel has ended and all that it published is in the spool; both are told again to a server that comes later.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import zmq
+
+from himalia import __version__
+from himalia.kernels.keeper import place
+from himalia.kernels.keeper.child import Child
+from himalia.kernels.keeper.connection import LINE_BYTES_MAX, Connection
+from himalia.kernels.keeper.iopub import IopubTap
+from himalia.kernels.keeper.lease import Lease
+from himalia.kernels.keeper.logfile import LogFile
+from himalia.kernels.keeper.spool import Spool
+
+LAUNCH_WITHIN_S = 60.0
+GATHER_S = 0.005
+"""A pause after messages, so that more of a flood are taken in at once: nobody waits for the spool."""
+SETTLE_S = 0.25
+"""How long a kernel's IOPub connection may outlive it, in a child that inherited it, before it counts as read."""
+POLL_MAX_MS = 3_600_000
+
+_ABOUT = (
+    "kernel_id",
+    "kernel_name",
+    "display_name",
+    "interrupt_mode",
+    "connection_file",
+    "argv",
+    "cwd",
+    "grace_s",
+)
+"""What ``keeper.json`` repeats of the launch. The environment is not there: it may hold secrets."""
+
+
+class BadRequest(Exception):
+    """A request that cannot be served; its text goes to the server that sent it."""
+
+
+class Signals:
+    """Signals as a readable socket. Handlers are functions, since an exec would pass ignored signals on."""
+
+    def __init__(self) -> None:
+        self.is_asked_to_end = False
+        self.reader, self._writer = socket.socketpair()
+        self.reader.setblocking(False)
+        self._writer.setblocking(False)
+        signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        for signum in (signal.SIGCHLD, signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+            signal.signal(signum, self._handle)
+        # Whoever started the keeper may have blocked some, and the kernel would inherit that.
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        if signum == signal.SIGTERM:
+            self.is_asked_to_end = True
+
+    def clear(self) -> None:
+        try:
+            while self.reader.recv(4096):
+                pass
+        except BlockingIOError:
+            pass
+
+
+class _Ending:
+    """The kernel is being ended, and the keeper after it."""
+
+    def __init__(self, kill_at: float) -> None:
+        self.kill_at: float | None = kill_at
+        self.keeps_files = False
+        # Who asked, to be answered when all is done.
+        self.asked: list[tuple[Connection, Any]] = []
+
+
+class KeeperProcess:
+    """One kernel, its spool and the servers that hold its lease."""
+
+    def __init__(
+        self, directory: Path, server: Connection, request: dict[str, Any], signals: Signals
+    ) -> None:
+        """Start the kernel that the request describes. If anything fails, nothing of it stays behind."""
+        self._directory = directory
+        self._launch = request
+        self._signals = signals
+        self._grace_s = float(request["grace_s"])
+        self._lease = Lease(float(request["keep_s"]))
+        self._connections: dict[int, Connection] = {}
+        self._poller = zmq.Poller()
+        self._ending: _Ending | None = None
+        self._settle_until = 0.0
+        self._is_done = False
+        self._was_heard = False
+        self._is_exit_told = False
+        with ExitStack() as undo:
+            self._start(undo)
+            undo.pop_all()
+        self._add_connection(server)
+        server.send({"id": request["id"], "ok": True, **self._hello()})
+
+    def _start(self, undo: ExitStack) -> None:
+        self._lock = place.lock(self._directory)
+        if self._lock is None:
+            raise BadRequest(f"another keeper lives in {self._directory}")
+        undo.callback(os.close, self._lock)
+        self._log = LogFile(self._directory)
+        self._spool = Spool(self._directory, bytes_max=int(self._launch["spool_bytes_max"]))
+        undo.callback(self._spool.close)
+        left = place.read_about(self._directory)
+        if left is not None and "socket" in left:
+            place.remove_socket(Path(left["socket"]))
+        self._socket_path = place.socket_path(self._directory)
+        undo.callback(place.remove_socket, self._socket_path)
+        self._listener = _listen(self._socket_path)
+        undo.callback(self._listener.close)
+        self._tap: IopubTap | None = IopubTap(json.loads(Path(self._launch["connection_file"]).read_bytes()))
+        undo.callback(self._tap.close)
+        self._child = self._start_kernel()
+        undo.callback(self._child.reap)
+        self._about = self._write_about()
+        for source in (self._tap.socket, self._tap.monitor, self._signals.reader, self._listener):
+            self._poller.register(source, zmq.POLLIN)
+        self._poller.register(self._child.output, zmq.POLLIN)
+
+    def _start_kernel(self) -> Child:
+        launch = self._launch
+        try:
+            return Child(launch["argv"], cwd=launch["cwd"], env=launch["env"])
+        except OSError as error:
+            raise BadRequest(f"cannot run {launch['argv']} in {launch['cwd']}: {error}") from error
+
+    def _write_about(self) -> dict[str, Any]:
+        about = {name: self._launch[name] for name in _ABOUT}
+        about |= {
+            "pid": self._child.pid,
+            "keeper_pid": os.getpid(),
+            "socket": str(self._socket_path),
+            "started_us": time.time_ns() // 1000,
+            "version": __version__,
+        }
+        place.write_about(self._directory, about)
+        return about
+
+    # The loop
+
+    def run(self) -> None:
+        """Serve until the kernel was released or its lease is over."""
+        while not self._is_done:
+            ready = self._poller.poll(self._timeout_ms())
+            for source, events in ready:
+                self._serve(source, events)
+            self._advance()
+            if self._tap is not None and any(source is self._tap.socket for source, _ in ready):
+                time.sleep(GATHER_S)
+
+    def _serve(self, source: Any, events: int) -> None:
+        if self._tap is not None and source is self._tap.socket:
+            self._spool.append(self._tap.receive())
+        elif self._tap is not None and source is self._tap.monitor:
+            self._watch_tap(self._tap)
+        elif source == self._signals.reader.fileno():
+            self._signals.clear()
+            if self._child.check():
+                self._settle_until = time.monotonic() + SETTLE_S
+        elif source == self._child.output:
+            self._copy_output()
+        elif source == self._listener.fileno():
+            self._accept()
+        elif source in self._connections:
+            self._serve_connection(self._connections[source], events)
+
+    def _timeout_ms(self) -> int:
+        """How long nothing can be due."""
+        now = time.monotonic()
+        due = [] if self._lease.left_s is None or self._ending else [self._lease.left_s]
+        if self._ending and self._ending.kill_at is not None:
+            due.append(self._ending.kill_at - now)
+        if self._is_settling:
+            due.append(self._settle_until - now)
+        # Rounded up, so that waking does not come a moment early, again and again.
+        return min(int(max(min(due), 0.0) * 1000) + 1, POLL_MAX_MS) if due else POLL_MAX_MS
+
+    def _advance(self) -> None:
+        """Do what has become due."""
+        if self._ending is None and (self._signals.is_asked_to_end or self._lease.is_over):
+            self._end()
+        ending, now = self._ending, time.monotonic()
+        if ending and ending.kill_at is not None and now >= ending.kill_at:
+            ending.kill_at = None
+            self._child.signal(signal.SIGKILL)
+        if self._is_settling and (not self._is_heard or now >= self._settle_until):
+            self._settle()
+        if ending and self._is_exit_told:
+            self._finish(ending)
+
+    # The kernel
+
+    @property
+    def _is_settling(self) -> bool:
+        """Whether the kernel has ended, and what it last published is still on its way."""
+        return self._child.returncode is not None and not self._is_exit_told
+
+    @property
+    def _is_heard(self) -> bool:
+        return self._tap is not None and self._tap.is_connected
+
+    def _watch_tap(self, tap: IopubTap) -> None:
+        tap.watch()
+        if tap.is_connected and not self._was_heard:
+            self._was_heard = True
+            self._tell_all({"event": "listening"})
+
+    def _copy_output(self) -> None:
+        try:
+            data = os.read(self._child.output, 1 << 16)
+        except BlockingIOError:
+            return
+        if data:
+            self._log.write(data)
+        else:
+            self._poller.unregister(self._child.output)
+            os.close(self._child.output)
+            self._child.output = -1
+
+    def _settle(self) -> None:
+        """The kernel has ended and its connection too: take in the rest, then say so."""
+        if self._tap is not None:
+            while messages := self._tap.receive():
+                self._spool.append(messages)
+            self._poller.unregister(self._tap.socket)
+            self._poller.unregister(self._tap.monitor)
+            self._tap.close()
+            self._tap = None
+        if self._child.output >= 0:
+            self._copy_output()
+        self._is_exit_told = True
+        self._tell_all(self._exited())
+
+    def _exited(self) -> dict[str, Any]:
+        return {"event": "exited", "returncode": self._child.returncode}
+
+    def _end(self) -> _Ending:
+        """Begin to end the kernel, politely at first."""
+        if self._ending is None:
+            self._ending = _Ending(time.monotonic() + self._grace_s)
+            self._child.signal(signal.SIGTERM)
+        return self._ending
+
+    def _finish(self, ending: _Ending) -> None:
+        self._child.reap()
+        self._spool.close()
+        self._listener.close()
+        if ending.keeps_files:
+            place.remove_socket(self._socket_path)
+        else:
+            connection_file = Path(self._about["connection_file"])
+            place.remove(self._directory, connection_file=connection_file, socket=self._socket_path)
+        if self._lock is not None:
+            os.close(self._lock)
+        for connection, request_id in ending.asked:
+            connection.send({"id": request_id, "ok": True})
+        self._is_done = True
+
+    # The servers
+
+    def _accept(self) -> None:
+        try:
+            accepted, _ = self._listener.accept()
+        except OSError:
+            return
+        self._add_connection(Connection(accepted))
+
+    def _add_connection(self, connection: Connection) -> None:
+        self._connections[connection.fileno()] = connection
+        self._poller.register(connection.fileno(), zmq.POLLIN)
+        self._lease.take()
+        if self._was_heard:
+            connection.send({"event": "listening"})
+        if self._is_exit_told:
+            connection.send(self._exited())
+
+    def _serve_connection(self, connection: Connection, events: int) -> None:
+        if events & zmq.POLLOUT:
+            connection.flush()
+        if events & ~zmq.POLLOUT:
+            for line in connection.receive():
+                self._answer(connection, line)
+        self._follow(connection)
+
+    def _follow(self, connection: Connection) -> None:
+        """Wait for what the connection waits for, or let it go."""
+        descriptor = connection.fileno()
+        if not connection.is_closed:
+            self._poller.register(descriptor, zmq.POLLIN | (zmq.POLLOUT if connection.has_unsent else 0))
+        elif self._connections.pop(descriptor, None) is not None:
+            self._poller.unregister(descriptor)
+            connection.release()
+            self._lease.let_go()
+
+    def _tell_all(self, event: dict[str, Any]) -> None:
+        for connection in list(self._connections.values()):
+            connection.send(event)
+            self._follow(connection)
+
+    def _answer(self, connection: Connection, line: bytes) -> None:
+        request_id = None
+        try:
+            request = json.loads(line)
+            if not isinstance(request, dict):
+                raise BadRequest("a request is a JSON object")
+            request_id = request.get("id")
+            answer = self._do(connection, request)
+        except (BadRequest, ValueError, TypeError, KeyError, OSError, OverflowError) as error:
+            connection.send({"id": request_id, "ok": False, "error": f"{type(error).__name__}: {error}"})
+        else:
+            if answer is not None:
+                connection.send({"id": request_id, "ok": True, **answer})
+
+    def _do(self, connection: Connection, request: dict[str, Any]) -> dict[str, Any] | None:
+        """Serve one request; None if it is answered later."""
+        match request.get("op"):
+            case "hello":
+                return self._hello()
+            case "signal":
+                return {"delivered": self._child.signal(_signum(request["signum"]))}
+            case "stay":
+                self._lease.stay(max(float(request["seconds"]), 0.0))
+                return {}
+            case "spool":
+                return self._spool_state()
+            case "launch":
+                return {"launch": self._launch["launch"]}
+            case "release":
+                ending = self._end()
+                ending.asked.append((connection, request.get("id")))
+                ending.keeps_files |= bool(request.get("keep_files"))
+                return None
+            case op:
+                raise BadRequest(f"no such op: {op!r}")
+
+    def _hello(self) -> dict[str, Any]:
+        returncode = self._child.returncode
+        state = {"alive": returncode is None, "returncode": returncode, "spool": self._spool_state()}
+        return {**self._about, **state}
+
+    def _spool_state(self) -> dict[str, Any]:
+        if self._tap is not None:
+            # What has come by now belongs to the answer.
+            self._spool.append(self._tap.receive())
+        spool = self._spool
+        return {
+            "dir": str(spool.directory),
+            "first": spool.first,
+            "end": spool.end,
+            "dropped": spool.dropped,
+            "size_bytes": spool.size_bytes,
+        }
+
+
+def main(argv: Sequence[str]) -> int:
+    """Read the launch from the server that asks, start the kernel, and keep it."""
+    signals = Signals()
+    directory = Path(argv[0])
+    descriptor = int(argv[1])
+    os.set_inheritable(descriptor, False)
+    server = socket.socket(fileno=descriptor)
+    received = _received_with_launch(server)
+    if received is None:
+        return 1
+    line, _, rest = received.partition(b"\n")
+    request = json.loads(line)
+    try:
+        keeper = KeeperProcess(directory, Connection(server, rest), request, signals)
+    except Exception as error:
+        print(f"himalia keeper: {error}", file=sys.stderr, flush=True)
+        _refuse(server, request, error)
+        return 1
+    keeper.run()
+    return 0
+
+
+def _received_with_launch(server: socket.socket) -> bytes | None:
+    """The line that says what to launch, and what came with it; None if the server has gone before."""
+    server.settimeout(LAUNCH_WITHIN_S)
+    received = bytearray()
+    try:
+        while b"\n" not in received[-(1 << 16) :] and len(received) <= LINE_BYTES_MAX:
+            data = server.recv(1 << 16)
+            if not data:
+                return None
+            received += data
+    except OSError:
+        return None
+    return bytes(received)
+
+
+def _refuse(server: socket.socket, request: dict[str, Any], error: Exception) -> None:
+    try:
+        server.setblocking(True)
+        server.sendall(
+            json.dumps({"id": request.get("id"), "ok": False, "error": str(error)}).encode() + b"\n"
+        )
+    except OSError:
+        pass
+
+
+def _signum(value: Any) -> int:
+    # Not by the enumeration, which lacks most real-time signals, and 0, which only asks.
+    if not isinstance(value, int) or not 0 <= value < signal.NSIG:
+        raise BadRequest(f"no such signal: {value!r}")
+    return value
+
+
+def _listen(path: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        path.unlink(missing_ok=True)
+        listener.bind(str(path))
+        os.chmod(path, 0o600)
+        listener.listen()
+        listener.setblocking(False)
+    except BaseException:
+        listener.close()
+        raise
+    return listener

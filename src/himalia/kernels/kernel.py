@@ -1,0 +1,719 @@
+"""One kernel: its sockets, its requests, its topic, and what happens to it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Coroutine, Sequence
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+import msgspec
+import zmq
+
+from himalia.errors import HimaliaError, KernelFailed, KernelUnavailable, TopicExists
+from himalia.kernels.bridge import Bridge
+from himalia.kernels.broker import BrokerConfig, BrokerStats, IopubBroker
+from himalia.kernels.connection_file import ConnectionInfo
+from himalia.kernels.heartbeat import Heartbeat
+from himalia.kernels.intake import Intake
+from himalia.kernels.iopub import Feed, IopubThread
+from himalia.kernels.keeping import Keeper
+from himalia.kernels.process import KernelProcess
+from himalia.kernels.records import KernelEvent, draft_of, event_draft
+from himalia.kernels.recovery import OpenRequest
+from himalia.kernels.request import Code, Request
+from himalia.kernels.result import ExecutionStatus
+from himalia.kernels.runner import Runner
+from himalia.kernels.shell import Asked, ShellClient, ShellPort
+from himalia.kernels.tracing import RequestTracing
+from himalia.kernels.wire import Fault, FaultKind, KernelMessage, Wire
+from himalia.log.contract import Log
+from himalia.pubsub import PubSubManager
+from himalia.record import now_us
+from himalia.settings import Settings
+
+logger = logging.getLogger("himalia.kernels")
+
+TOPIC_PREFIX = "kernels."
+ASK_AGAIN_S = 0.5
+QUIET_S = 0.15
+"""Silence of a kernel that is gone, and has no keeper, which means that everything it said has come."""
+QUIET_AT_MOST_S = 5.0
+IDLE_WITHIN_S = 10.0
+"""How long a kernel may take from a reply to the idle that belongs to it."""
+STDIN_WITHIN_S = 2.0
+"""How long to wait for the socket by which a kernel asks for input; one that has none runs without."""
+ASKED_MAX = 16
+
+
+class KernelState(StrEnum):
+    """As Jupyter Server has it."""
+
+    STARTING = "starting"
+    IDLE = "idle"
+    BUSY = "busy"
+    RESTARTING = "restarting"
+    DEAD = "dead"
+    UNKNOWN = "unknown"
+
+
+class KernelModel(msgspec.Struct, frozen=True, kw_only=True):
+    """What is told of a kernel. The first five fields are Jupyter Server's."""
+
+    id: str
+    name: str
+    last_activity_us: int
+    execution_state: KernelState
+    connections: int
+    topic: str
+    is_foreign: bool
+    responding: bool
+    queued: int
+    active_request: str | None
+    pid: int | None
+    started_us: int
+    buffered_bytes: int
+
+
+class Parts(NamedTuple):
+    """What all kernels of a server share."""
+
+    manager: PubSubManager
+    iopub: IopubThread
+    context: zmq.Context[zmq.Socket[bytes]]
+    settings: Settings
+    tracing: RequestTracing | None
+    clock: Callable[[], float] = time.monotonic
+    """By which requests go stale."""
+
+
+class _Status(msgspec.Struct, gc=False):
+    execution_state: str = ""
+
+
+_status_of = msgspec.json.Decoder(_Status).decode
+
+
+class Kernel:
+    """A kernel that this server listens to. Lives on the event loop.
+
+    ``process`` is None for a foreign one: it was started by something else, and only its output is kept.
+    ``on_ended`` is called when the kernel has died or was stopped, after everything of it is in the log.
+    """
+
+    def __init__(
+        self,
+        id: str,
+        name: str,
+        parts: Parts,
+        process: KernelProcess | None,
+        on_ended: Callable[[Kernel], None],
+    ) -> None:
+        settings = parts.settings
+        self.id = id
+        self.name = name
+        self.topic = TOPIC_PREFIX + id
+        # What happens to it is known here; whether it is busy is what it says, in the IOPub thread.
+        self._phase = KernelState.STARTING
+        self._said = KernelState.IDLE
+        self.started_us = now_us()
+        self.last_activity_us = self.started_us
+        self.process = process
+        self.connection_file = ""
+        """Of a foreign one."""
+        self._parts = parts
+        self._on_ended = on_ended
+        self._loop = asyncio.get_running_loop()
+        self.broker = IopubBroker(
+            BrokerConfig(
+                orphan_buffer_max=settings.kernel_orphans_max,
+                orphan_max_age=settings.kernel_orphan_age_s,
+                request_timeout=settings.kernel_silence_s,
+                cleanup_interval=settings.kernel_cleanup_s,
+            ),
+            clock=parts.clock,
+        )
+        self.bridge = Bridge(
+            parts.manager.publish,
+            self.topic,
+            id,
+            bytes_max=settings.kernel_buffer_bytes,
+            create_topic=self._create_topic,
+        )
+        self.bridge.on_missed = self._missed
+        # The bridge first: a request hears of its idle only after that is on its way to the log.
+        self.broker.add_global_subscriber(self.bridge)
+        self.broker.add_global_subscriber(self)
+        self.runner = Runner(
+            self.broker,
+            self.bridge,
+            queue_max=settings.kernel_queue_max,
+            send=self._send,
+            interrupt=self._interrupt_quietly,
+            is_behind=self._is_behind,
+            tracing=parts.tracing,
+        )
+        self._link: Link | None = None
+        # Of the links before this one.
+        self._faults: Counter[FaultKind] = Counter()
+        self._asked: deque[str] = deque(maxlen=ASKED_MAX)
+        self._last_routed = ""
+        self._heard = asyncio.Event()
+        self._heard_s = 0.0
+        self._input: KernelMessage | None = None
+        # Requests of our own of which the idle is waited for.
+        self._turns: dict[str, asyncio.Event] = {}
+        self._restarting: asyncio.Task[None] | None = None
+        self._ending: asyncio.Task[None] | None = None
+        # Set when the ending begins: it ends the wait for a kernel that does not answer.
+        self._end_wanted: asyncio.Future[None] = self._loop.create_future()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # What is known of it
+
+    @property
+    def log(self) -> Log:
+        return self._parts.manager.log
+
+    @property
+    def is_foreign(self) -> bool:
+        return self.process is None
+
+    @property
+    def state(self) -> KernelState:
+        return self._said if self._phase is KernelState.IDLE else self._phase
+
+    @property
+    def is_alive(self) -> bool:
+        return self._phase is not KernelState.DEAD and self._ending is None
+
+    @property
+    def is_busy(self) -> bool:
+        return self.state is not KernelState.IDLE or self.runner.is_busy
+
+    @property
+    def wire_faults(self) -> dict[str, int]:
+        """Messages that could not be taken, by what was wrong with them, over all its processes."""
+        faults = self._faults + self._link.faults if self._link else self._faults
+        return {str(kind): count for kind, count in faults.items()}
+
+    def stats(self) -> BrokerStats:
+        return self.broker.stats()
+
+    def model(self, connections: int = 0) -> KernelModel:
+        active = self.runner.active
+        return KernelModel(
+            id=self.id,
+            name=self.name,
+            last_activity_us=self.last_activity_us,
+            execution_state=self.state,
+            connections=connections,
+            topic=self.topic,
+            is_foreign=self.is_foreign,
+            responding=self._link.heartbeat.responding if self._link else False,
+            queued=self.runner.queued,
+            active_request=active.id if active is not None else None,
+            pid=self.process.pid if self.process is not None else None,
+            started_us=self.started_us,
+            buffered_bytes=self.bridge.buffered_bytes,
+        )
+
+    # Its life
+
+    async def open(self, connection: ConnectionInfo, event: KernelEvent, **data: Any) -> None:
+        """Make its topic, listen, and wait until it answers. ``event`` says how it came to be here."""
+        await self._create_topic()
+        await self.bridge.put(event_draft(self.id, event, name=self.name, **data))
+        await self._connect(connection)
+
+    async def resume(self, connection: ConnectionInfo, wanted: str, found: Sequence[OpenRequest]) -> None:
+        """Listen again after another server did: first what it missed, from the spool behind ``wanted``."""
+        await self.bridge.put(event_draft(self.id, KernelEvent.REATTACHED, name=self.name))
+        self._phase = KernelState.IDLE
+        # Before listening: what the spool tells of them must find them.
+        self.go_on_with(found)
+        link = self._listen(connection, wanted)
+        self.runner.go()
+        # Makes the kernel say something, so that spool and live messages can be joined, without disturbing it.
+        self._ask(link, "control")
+        self.settle_adopted()
+
+    def go_on_with(self, found: Sequence[OpenRequest]) -> None:
+        """Take over what an earlier server left open: what was sent goes on, the rest is closed."""
+        for request in found:
+            if request.was_sent:
+                self.runner.adopt(request)
+            else:
+                self.runner.abort(request, "the server ended before it was sent")
+        if self.runner.active is not None:
+            self._said = KernelState.BUSY
+
+    def settle_adopted(self) -> None:
+        """Have what was taken over closed when the kernel has come to its end, even if nobody heard of that."""
+        if self.runner.active is not None and self._link is not None:
+            self._spawn(self._await_turn(self._link))
+
+    async def execute(self, code: Code) -> Request:
+        """Put code in line. The request can be found in the log when this returns."""
+        self._check_alive()
+        self.last_activity_us = now_us()
+        return await self.runner.submit(code)
+
+    async def interrupt(self) -> None:
+        self._check_alive()
+        if self.process is not None:
+            await self.process.interrupt()
+        else:
+            assert self._link is not None
+            self._link.shell.send("control", "interrupt_request", {})
+        await self.bridge.put(event_draft(self.id, KernelEvent.INTERRUPTED))
+
+    async def restart(self, reason: str = "asked to") -> None:
+        """Start its process anew. Everything that waits ends as ``aborted``. A restart under way is joined."""
+        process = self._own_process("restart")
+        if self._restarting is None:
+            self._check_alive()
+            self._restarting = self._loop.create_task(self._restart(process, reason))
+            # Whoever asked may not wait for it.
+            self._restarting.add_done_callback(lambda task: task.cancelled() or task.exception())
+        await asyncio.shield(self._restarting)
+
+    async def _restart(self, process: KernelProcess, reason: str) -> None:
+        try:
+            self._phase = KernelState.RESTARTING
+            self.runner.end_all(ExecutionStatus.ABORTED, "the kernel was restarted")
+            await self.bridge.put(event_draft(self.id, KernelEvent.RESTARTING, reason=reason))
+            # From here on the spool listens for both processes: a socket that connects again could miss the first
+            # words of the new one and hear the next.
+            await self._disconnect()
+            await process.restart()
+            self._said = KernelState.IDLE
+            await self._connect(process.connection)
+            self.started_us = now_us()
+            await self.bridge.put(event_draft(self.id, KernelEvent.RESTARTED, pid=process.pid))
+        except HimaliaError as error:
+            if self._ending is None:
+                self._end(KernelEvent.DIED, f"it could not be restarted: {error.message}")
+            raise
+        finally:
+            self._restarting = None
+
+    async def stop(self, reason: str = "asked to") -> None:
+        """End it; a foreign one is only let go. Returns when everything it said is in the log."""
+        if self._ending is None:
+            self.runner.end_all(ExecutionStatus.ABORTED, f"the kernel was stopped ({reason})")
+            self._end(KernelEvent.STOPPED, reason)
+        assert self._ending is not None
+        # Whoever asked may go away; it ends all the same.
+        await asyncio.shield(self._ending)
+
+    async def let_go(self) -> None:
+        """Leave it running, for another server to come back to. Its open requests stay open."""
+        if self._ending is None:
+            self._ending = self._loop.create_task(self._let_go())
+            self._end_wanted.set_result(None)
+        await asyncio.shield(self._ending)
+
+    async def abandon(self) -> None:
+        """Let go at once, whatever is under way: what is not in the log stays in the spool, if there is one."""
+        self.bridge.abandon()
+        for task in (self._ending, self._restarting):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait({task})
+        self._ending = self._loop.create_task(self._let_go())
+        await self._ending
+
+    async def _let_go(self) -> None:
+        await self._end_restarting()
+        self.runner.let_go()
+        await self._disconnect()
+        await self.bridge.close()
+        if self.process is not None:
+            await self.process.let_go()
+
+    def answer(self, value: str) -> None:
+        """Give what the running code asks for on stdin."""
+        asked, self._input = self._input, None
+        active = self.runner.active
+        # It may have been interrupted meanwhile.
+        is_asking = asked is not None and active is not None and asked.parent_id == active.id
+        if asked is None or self._link is None or not is_asking:
+            raise KernelUnavailable("the kernel does not ask for input now", kernel_id=self.id)
+        reply = self._link.shell.send_input_reply(value, asked)
+        hidden = asked.decoded_content().get("password") is True
+        if not hidden:
+            self.bridge.put(draft_of(reply, self.id, "stdin"))
+
+    # Listening
+
+    async def _connect(self, connection: ConnectionInfo) -> None:
+        """Listen to a new process and wait until it answers, on IOPub too."""
+        link = self._listen(connection, self._last_routed)
+        timeout_s = self._parts.settings.kernel_start_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._ask_until_heard(link)
+                await _within(STDIN_WITHIN_S, link.shell.can_be_asked.wait())
+        except TimeoutError:
+            raise KernelFailed(
+                f"kernel {self.name!r} did not answer within {timeout_s:g} s{self._last_words()}",
+                kernel_id=self.id,
+            ) from None
+        self._phase = KernelState.IDLE
+        self.runner.go()
+        if self.process is not None and self.process.returncode is not None:
+            # Just now, when its end was not looked for.
+            self._exited(self.process.returncode)
+
+    def _listen(self, connection: ConnectionInfo, wanted: str) -> Link:
+        link = self._link = Link(self, connection, wanted, self._parts)
+        if self.process is not None:
+            self.process.on_exit = self._exited
+            if self.process.returncode is not None:
+                # Before anybody listened.
+                self._loop.call_soon(self._exited, self.process.returncode)
+        return link
+
+    async def _create_topic(self) -> None:
+        try:
+            await self._parts.manager.create_topic(self.topic)
+        except TopicExists:
+            pass
+
+    async def _ask_until_heard(self, link: Link) -> None:
+        """Until IOPub is known to work: by the kernel's welcome, or by what it publishes for a request of ours."""
+        # The shell of a kernel that is not ours may be busy for hours.
+        port: ShellPort = "control" if self.is_foreign else "shell"
+        self._heard.clear()
+        while True:
+            asked = self._ask(link, port)
+            await self._reply_or_end(asked.reply)
+            try:
+                await asyncio.wait_for(self._heard.wait(), ASK_AGAIN_S)
+            except TimeoutError:
+                continue
+            return
+
+    async def _reply_or_end(self, reply: asyncio.Future[KernelMessage]) -> None:
+        """Wait for a reply; raises ``KernelFailed`` if the process ends instead, or is to."""
+        waiting: list[asyncio.Future[Any]] = [reply, self._end_wanted]
+        if self.process is not None:
+            waiting.append(self.process.exited)
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        if reply.done():
+            return
+        if self.process is None or not self.process.exited.done():
+            raise KernelFailed(
+                f"kernel {self.name!r} was stopped before it answered{self._last_words()}", kernel_id=self.id
+            )
+        how = _how_it_ended(self.process.exited.result())
+        raise KernelFailed(
+            f"kernel {self.name!r} {how} before it answered{self._last_words()}", kernel_id=self.id
+        )
+
+    def _ask(self, link: Link, port: ShellPort) -> Asked:
+        asked = link.shell.ask(port, "kernel_info_request")
+        self._asked.append(asked.id)
+        return asked
+
+    async def _await_turn(self, link: Link) -> None:
+        """Requests are answered in their order: what was sent before this, and is not done by then, was lost."""
+        turn = asyncio.Event()
+        asked = self._ask(link, "shell")
+        self._turns[asked.id] = turn
+        try:
+            await asked.reply
+            # With its idle, all that the kernel said before has been heard too.
+            async with asyncio.timeout(IDLE_WITHIN_S):
+                await turn.wait()
+        except TimeoutError:
+            pass
+        finally:
+            del self._turns[asked.id]
+        self.runner.settle_adopted()
+
+    def _last_words(self) -> str:
+        words = self.process.last_words() if self.process is not None else ""
+        return f"; it said: {words}" if words else ""
+
+    async def _disconnect(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            await link.close()
+            self._faults += link.faults
+            self._last_routed = link.intake.last_routed
+
+    async def _hear_out(self, *, is_kept: bool) -> None:
+        """Returns when all that the process said, which is gone, has been heard."""
+        if not is_kept:
+            await self._quiet()
+        if self._link is not None:
+            await self._link.finish()
+
+    async def _quiet(self) -> None:
+        """Returns when nothing more is on the way."""
+        started_s = time.monotonic()
+        self._heard_s = max(self._heard_s, started_s)
+        while time.monotonic() - started_s < QUIET_AT_MOST_S:
+            left_s = self._heard_s + QUIET_S - time.monotonic()
+            if left_s <= 0:
+                return
+            await asyncio.sleep(left_s)
+
+    def _is_behind(self) -> bool:
+        return self.bridge.overflowed or (self._link is not None and not self._link.intake.is_live)
+
+    # What comes
+
+    def offer(self, messages: Sequence[KernelMessage]) -> bool:
+        """As a subscriber of the broker, in the IOPub thread: follow the kernel's state."""
+        self._heard_s = time.monotonic()
+        self.last_activity_us = messages[-1].received_us
+        for message in messages:
+            if message.msg_type == "status":
+                self._follow(message)
+            elif message.msg_type == "iopub_welcome":
+                self._loop.call_soon_threadsafe(self._heard.set)
+        return self._ending is None or self._link is not None
+
+    def _follow(self, message: KernelMessage) -> None:
+        try:
+            state = _status_of(message.content).execution_state
+        except msgspec.MsgspecError:
+            return
+        if message.parent_id in self._asked:
+            # Answered beside what it runs, so it says nothing of that.
+            self._loop.call_soon_threadsafe(self._heard_of, message.parent_id, state)
+        elif state in ("idle", "busy"):
+            self._said = KernelState(state)
+        elif state == "starting":
+            self._said = KernelState.IDLE
+
+    def _heard_of(self, asked_id: str, state: str) -> None:
+        self._heard.set()
+        if state == "idle" and asked_id in self._turns:
+            self._turns[asked_id].set()
+
+    def received(self, port: ShellPort, message: KernelMessage) -> None:
+        """What came on the shell, control or stdin socket."""
+        if port == "stdin" and message.msg_type == "input_request":
+            self._input = message
+            self.bridge.put(draft_of(message, self.id, "stdin"))
+            return
+        if message.msg_type == "execute_reply":
+            self.bridge.put(draft_of(message, self.id, port))
+            self.runner.replied(message)
+
+    def faulty(self, faults: Sequence[Fault]) -> None:
+        """In the IOPub thread: what was too large to be kept is at least told of."""
+        for fault in faults:
+            if fault.kind is FaultKind.TOO_LARGE:
+                self._loop.call_soon_threadsafe(self._too_large, fault)
+
+    def gap(self, count: int) -> None:
+        """In the IOPub thread: the spool lost messages before they were read."""
+        self._loop.call_soon_threadsafe(self._gap, count, "the spool was full")
+
+    def _too_large(self, fault: Fault) -> None:
+        self.bridge.put(
+            event_draft(
+                self.id,
+                KernelEvent.MESSAGE_TOO_LARGE,
+                request_id=fault.parent_id,
+                msg_type=fault.msg_type,
+                size_bytes=fault.size_bytes,
+                limit=self._parts.settings.kernel_message_bytes_max,
+            )
+        )
+
+    def _missed(self, count: int) -> None:
+        self._gap(count, "the log was too slow, and this kernel has no spool")
+
+    def _gap(self, count: int, reason: str) -> None:
+        logger.warning("%s: %d messages are missing: %s", self.topic, count, reason)
+        self.bridge.put(event_draft(self.id, KernelEvent.GAP, count=count, reason=reason))
+
+    # What is asked of it
+
+    def _send(self, request: Request) -> KernelMessage:
+        assert self._link is not None
+        code = request.code
+        return self._link.shell.send_execute_request(
+            code.code,
+            msg_id=request.id,
+            silent=code.silent,
+            store_history=code.store_history,
+            allow_stdin=code.allow_stdin,
+            stop_on_error=code.stop_on_error,
+        )
+
+    async def _interrupt_quietly(self) -> None:
+        try:
+            await self.interrupt()
+        except (KernelUnavailable, OSError):
+            logger.warning("kernel %s could not be interrupted", self.id, exc_info=True)
+
+    def beating(self, responding: bool) -> None:
+        """Its heart stopped, or beats again."""
+        logger.log(
+            logging.INFO if responding else logging.WARNING,
+            "kernel %s %s",
+            self.id,
+            "answers again" if responding else "does not answer its heartbeat",
+        )
+        if self.is_foreign and not responding:
+            self._die("it no longer answers")
+
+    def _exited(self, returncode: int) -> None:
+        if self._phase is KernelState.IDLE:
+            self._die(_how_it_ended(returncode), returncode=returncode)
+
+    def _die(self, reason: str, **data: Any) -> None:
+        if not self.is_alive:
+            return
+        logger.warning("kernel %s died: %s", self.id, reason)
+        self._phase = KernelState.DEAD
+        if self.process is not None and self._parts.settings.kernel_auto_restart:
+            self._restarting = self._loop.create_task(self._die_and_restart(self.process, reason, data))
+            self._restarting.add_done_callback(self._finished)
+        else:
+            self._end(KernelEvent.DIED, reason, **data)
+
+    async def _die_and_restart(self, process: KernelProcess, reason: str, data: dict[str, Any]) -> None:
+        await self._hear_out(is_kept=process.is_kept)
+        self.runner.end_all(ExecutionStatus.DIED, f"the kernel died: {reason}")
+        await self.bridge.put(event_draft(self.id, KernelEvent.DIED, reason=reason, **data))
+        await self._restart(process, "it died")
+
+    def _end(self, event: KernelEvent, reason: str, **data: Any) -> None:
+        """Begin to end it, once."""
+        assert self._ending is None
+        self._ending = self._loop.create_task(self._end_by(event, reason, data))
+        self._ending.add_done_callback(self._finished)
+        self._end_wanted.set_result(None)
+
+    async def _end_by(self, event: KernelEvent, reason: str, data: dict[str, Any]) -> None:
+        """End the process, store all that it said, and say so."""
+        await self._end_restarting()
+        process = self.process
+        if process is not None and self._link is None:
+            # It was being restarted: the spool may have more of the old process.
+            self._listen(process.connection, self._last_routed)
+        if self._phase is KernelState.DEAD or (process is not None and not process.is_kept):
+            await self._hear_out(is_kept=process is not None and process.is_kept)
+            self.runner.end_all(ExecutionStatus.DIED, f"the kernel died: {reason}")
+        try:
+            if process is not None:
+                process.before_release = self._before_release
+                await process.stop()
+        except Exception:  # what it said, and that it is gone, is to be told all the same
+            logger.exception("kernel %s was not ended in order", self.id)
+        self._phase = KernelState.DEAD
+        self.runner.end_all(ExecutionStatus.DIED, "the kernel is gone")
+        await self._disconnect()
+        try:
+            await self.bridge.put(event_draft(self.id, event, reason=reason, **data))
+            await self.runner.finish()
+        finally:
+            await self.bridge.close()
+            self._on_ended(self)
+
+    async def _before_release(self, keeper: Keeper) -> None:
+        await self._hear_out(is_kept=keeper.is_connected)
+
+    async def _end_restarting(self) -> None:
+        if self._restarting is not None:
+            await asyncio.wait({self._restarting})
+
+    def _check_alive(self) -> None:
+        if not self.is_alive:
+            raise KernelUnavailable(
+                f"kernel {self.id} is {self.state}; restart it or start another", kernel_id=self.id
+            )
+
+    def _own_process(self, verb: str) -> KernelProcess:
+        if self.process is None:
+            raise KernelUnavailable(
+                f"kernel {self.id} was started by something else, which can {verb} it; Himalia only listens",
+                kernel_id=self.id,
+            )
+        return self.process
+
+    def _spawn(self, work: Any) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("kernel %s: something failed", self.id, exc_info=task.exception())
+
+
+class Link:
+    """The sockets to one process of a kernel; a restart makes new ones."""
+
+    def __init__(self, kernel: Kernel, connection: ConnectionInfo, wanted: str, parts: Parts) -> None:
+        key, scheme = connection.key.encode(), connection.signature_scheme
+        bytes_max = parts.settings.kernel_message_bytes_max
+        self._iopub = parts.iopub
+        self._shell_wire = Wire(key, scheme=scheme, bytes_max=bytes_max)
+        self.wire = Wire(key, scheme=scheme, bytes_max=bytes_max)
+        self.intake = Intake(
+            kernel.broker,
+            self.wire,
+            read_spool=kernel.process.read_spool if kernel.process is not None else None,
+            wanted=wanted,
+            is_blocked=lambda: kernel.bridge.overflowed,
+            on_faults=kernel.faulty,
+            on_gap=kernel.gap,
+        )
+        self._feed = Feed(connection, self.wire, self.intake)
+        self._iopub.add(self._feed)
+        self.shell = ShellClient(
+            connection,
+            self._shell_wire,
+            parts.context,
+            kernel.received,
+        )
+        self.heartbeat = Heartbeat(
+            connection, parts.context, parts.settings.kernel_heartbeat_s, kernel.beating, kernel.runner.touch
+        )
+
+    @property
+    def faults(self) -> Counter[FaultKind]:
+        # A copy first: the IOPub thread may be counting.
+        return self.wire.faults.copy() + self._shell_wire.faults
+
+    async def close(self) -> None:
+        self.heartbeat.close()
+        self.shell.close()
+        self._iopub.remove(self._feed)
+        await asyncio.to_thread(self._feed.closed.wait)
+
+    async def finish(self) -> None:
+        """The process has ended: returns when what the spool has of it is on its way to the log."""
+        loop = asyncio.get_running_loop()
+        finished = asyncio.Event()
+
+        def tell() -> None:
+            loop.call_soon_threadsafe(finished.set)
+
+        self._iopub.call(lambda: self.intake.finish(tell))
+        await finished.wait()
+
+
+async def _within(seconds: float, work: Coroutine[Any, Any, object]) -> None:
+    """Wait for something, but not longer than that."""
+    try:
+        await asyncio.wait_for(work, seconds)
+    except TimeoutError:
+        logger.warning("a kernel's stdin socket does not answer")
+
+
+def _how_it_ended(returncode: int) -> str:
+    return f"killed by signal {-returncode}" if returncode < 0 else f"ended with code {returncode}"

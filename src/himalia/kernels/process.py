@@ -1,0 +1,179 @@
+"""The process of one of our own kernels: started, signalled and ended by jupyter_client, under a keeper."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+from jupyter_client.kernelspec import KernelSpecManager, NoSuchKernel
+from jupyter_client.manager import AsyncKernelManager
+
+from himalia.errors import BadRequest, KernelFailed
+from himalia.kernels.connection_file import ConnectionInfo, read_connection_file
+from himalia.kernels.keeping import Keeper, KernelNotStarted, read_spool, remove_leftovers
+from himalia.kernels.provisioner import KeeperProvisioner, let_go, reattach
+from himalia.settings import Settings
+
+LAST_WORDS_MAX = 600
+
+
+class KernelProcess:
+    """One of our own kernels' process. Lives on the event loop that started it or attached to it again.
+
+    ``on_exit`` is told the return code when the process ends, whoever ended it. ``before_release`` is awaited when
+    the process has ended for good and before its spool is removed.
+    """
+
+    def __init__(self, manager: AsyncKernelManager, provisioner: KeeperProvisioner) -> None:
+        self._manager = manager
+        self._provisioner = provisioner
+        self.connection: ConnectionInfo
+        self.on_exit: Callable[[int], None] | None = None
+        self.exited: asyncio.Future[int]
+        self._adopt()
+
+    @classmethod
+    async def start(
+        cls,
+        kernel_id: str,
+        name: str,
+        directory: Path,
+        settings: Settings,
+        *,
+        cwd: Path | None = None,
+        env: dict[str, str] | None = None,
+        specs: KernelSpecManager,
+    ) -> KernelProcess:
+        """Start a kernel of this kernelspec. Raises ``BadRequest`` for an unknown one, ``KernelFailed`` otherwise."""
+        manager = AsyncKernelManager(kernel_name=name, kernel_id=kernel_id, kernel_spec_manager=specs)
+        try:
+            spec = manager.kernel_spec
+        except NoSuchKernel:
+            spec = None
+        if spec is None:
+            known = ", ".join(sorted(specs.find_kernel_specs())) or "none: pip install ipykernel"
+            raise BadRequest(f"there is no kernelspec {name!r}; installed are: {known}", kernel_name=name)
+        provisioner = KeeperProvisioner(
+            kernel_id=kernel_id,
+            kernel_spec=spec,
+            parent=manager,
+            directory=str(directory),
+            keep_s=settings.kernel_keep_s,
+            spool_bytes_max=settings.kernel_spool_bytes,
+        )
+        manager.provisioner = provisioner
+        options = {} if cwd is None else {"cwd": str(cwd)}
+        if env is not None:
+            options["env"] = env  # type: ignore[assignment]
+        starting = asyncio.ensure_future(manager.start_kernel(**options))
+        try:
+            await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            # Half started it would be nobody's.
+            await asyncio.wait({starting})
+            if not starting.cancelled() and starting.exception() is None:
+                await manager.shutdown_kernel(now=True)
+            raise
+        except KernelNotStarted as error:
+            raise KernelFailed(
+                f"{error.message}{_said(error.data.get('log', ''))}", kernel_id=kernel_id
+            ) from None
+        except OSError as error:
+            raise KernelFailed(f"kernel {name!r} cannot be started: {error}", kernel_id=kernel_id) from None
+        return cls(manager, provisioner)
+
+    @classmethod
+    async def find(cls, directory: Path, specs: KernelSpecManager) -> KernelProcess:
+        """The kernel that lives in a directory. Raises ``KeeperGone`` if none does."""
+        manager = await reattach(directory, kernel_spec_manager=specs)
+        assert isinstance(manager.provisioner, KeeperProvisioner)
+        return cls(manager, manager.provisioner)
+
+    @property
+    def kernel_id(self) -> str:
+        return str(self._manager.kernel_id)
+
+    @property
+    def name(self) -> str:
+        return str(self._manager.kernel_name)
+
+    @property
+    def pid(self) -> int | None:
+        return self._provisioner.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self.exited.result() if self.exited.done() else None
+
+    @property
+    def before_release(self) -> Callable[[Keeper], Awaitable[None]] | None:
+        return self._provisioner.before_release
+
+    @before_release.setter
+    def before_release(self, work: Callable[[Keeper], Awaitable[None]]) -> None:
+        self._provisioner.before_release = work
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the keeper is there: then its spool has all that the process said before ``on_exit`` is told."""
+        keeper = self._provisioner.keeper
+        return keeper is not None and keeper.is_connected
+
+    def read_spool(self, after: int) -> Iterator[tuple[int, list[bytes]]]:
+        """What the keeper has heard after that number. Blocks; called in the IOPub thread."""
+        for spooled in read_spool(self._directory, after):
+            yield spooled.seq, spooled.frames
+
+    def last_words(self) -> str:
+        """The end of what the kernel wrote to its terminal, if it had one."""
+        keeper = self._provisioner.keeper
+        return _clipped(keeper.log_tail() if keeper is not None else self._provisioner.last_log)
+
+    async def interrupt(self) -> None:
+        await self._manager.interrupt_kernel()
+
+    async def restart(self) -> None:
+        """End the process and start it again, on the same ports. Raises ``KernelFailed``."""
+        try:
+            await self._manager.restart_kernel(now=False)
+        except (KernelNotStarted, OSError) as error:
+            raise KernelFailed(
+                f"kernel {self.name!r} cannot be started again: {error}{_said(self.last_words())}",
+                kernel_id=self.kernel_id,
+            ) from None
+        self._adopt()
+
+    async def stop(self) -> None:
+        """End the process and its keeper, and remove what they left."""
+        await self._manager.shutdown_kernel(now=self.returncode is not None)
+        # Of one that could not be restarted.
+        await asyncio.to_thread(remove_leftovers, self._directory)
+
+    async def let_go(self) -> None:
+        """Leave it to its keeper."""
+        await let_go(self._manager)
+
+    def _adopt(self) -> None:
+        """Take note of the process that runs now."""
+        keeper = self._provisioner.keeper
+        assert keeper is not None
+        self._directory = keeper.directory
+        self.connection = read_connection_file(Path(keeper.info.connection_file))
+        self.exited = asyncio.get_running_loop().create_future()
+        keeper.on_exit = self._ended
+
+    def _ended(self, returncode: int) -> None:
+        if not self.exited.done():
+            self.exited.set_result(returncode)
+        if self.on_exit is not None:
+            self.on_exit(returncode)
+
+
+def _said(log: str) -> str:
+    return f"; it said: {_clipped(log)}" if log.strip() else ""
+
+
+def _clipped(log: str) -> str:
+    log = log.strip()
+    return log if len(log) <= LAST_WORDS_MAX else f"…{log[-LAST_WORDS_MAX:]}"

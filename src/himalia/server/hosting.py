@@ -1,0 +1,228 @@
+"""The kernels of a server: opened after its log, ended before it. Without kernels, nothing of them is imported."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from himalia.errors import BadRequest, Forbidden, HimaliaError, KernelUnavailable, ShuttingDown
+from himalia.pubsub import PubSubManager
+from himalia.server.kernel_counts import KernelCounts
+from himalia.settings import Settings
+
+if TYPE_CHECKING:
+    from himalia.kernels.connection_file import ConnectionInfo
+    from himalia.kernels.host import KernelHost
+    from himalia.kernels.kernel import Kernel
+    from himalia.kernels.request import Request
+    from himalia.kernels.tracing import RequestTracing
+
+T = TypeVar("T")
+
+logger = logging.getLogger("himalia.server")
+
+TOPIC_PREFIX = "kernels."
+CONNECTION_FILE_BYTES_MAX = 64 * 1024
+LISTEN_WITHIN_S = 3.0
+"""How long a foreign kernel whose file is there may take to listen: it may be starting."""
+ANSWER_WITHIN_S = 10.0
+"""How long each may take to answer, of all that have a connection file: what listens may be something else."""
+START_WITHIN_S = 3.0
+"""How long a kernel that is being started may take when the server stops: one that is up is easier to end."""
+CANCEL_WITHIN_S = 2.0
+
+
+class Hosting:
+    """Lives on the event loop. Everything but ``open`` and ``close`` is refused while there are no kernels."""
+
+    def __init__(
+        self, manager: PubSubManager, settings: Settings, tracing: RequestTracing | None = None
+    ) -> None:
+        self.counts = KernelCounts()
+        self._manager = manager
+        self._settings = settings
+        self._tracing = tracing
+        self._host: KernelHost | None = None
+        self._closing: asyncio.Task[None] | None = None
+        # Kernels that are being started or attached: not listed yet, and not to be forgotten at the end.
+        self._coming: set[asyncio.Task[Any]] = set()
+        self._ended: asyncio.Future[None]
+
+    # From start to stop
+
+    async def open(self) -> None:
+        """Find the kernels of an earlier server again, and be ready for new ones."""
+        self._ended = asyncio.get_running_loop().create_future()
+        if not self._settings.kernels:
+            return
+        from himalia.kernels.host import KernelHost
+
+        self._host = KernelHost(self._manager, self._settings, self._tracing)
+        self._host.on_ended = self.counts.add
+        await self._host.open()
+
+    def close(self) -> asyncio.Task[None]:
+        """Begin to end all kernels, or leave them to their keepers; a second call gives the same task.
+
+        Cancel it to wait no longer: what has not ended by then is ended by its keeper when its lease is over.
+        """
+        if self._closing is None:
+            self._closing = asyncio.create_task(self._close())
+        return self._closing
+
+    async def cancel_close(self) -> None:
+        """Wait no longer for kernels that do not end; the log is about to be closed."""
+        closing = self.close()
+        if not closing.done():
+            logger.warning(
+                "not all kernels have ended; their keepers end them within %g s", self._settings.kernel_keep_s
+            )
+            closing.cancel()
+            await asyncio.wait({closing}, timeout=CANCEL_WITHIN_S)
+        elif not closing.cancelled() and (error := closing.exception()) is not None:
+            logger.error("the kernels were not ended in order", exc_info=error)
+
+    async def _close(self) -> None:
+        try:
+            if self._coming:
+                _, late = await asyncio.wait(self._coming, timeout=START_WITHIN_S)
+                for task in late:
+                    task.cancel()
+                await asyncio.gather(*late, return_exceptions=True)
+            if self._host is not None:
+                await self._host.close()
+        finally:
+            if not self._ended.done():
+                self._ended.set_result(None)
+
+    # What there is
+
+    @property
+    def host(self) -> KernelHost:
+        """``Forbidden`` if this server has no kernels."""
+        if self._host is None:
+            raise Forbidden("this server runs no kernels: it was started with --no-kernels")
+        return self._host
+
+    @property
+    def kernels(self) -> list[Kernel]:
+        """Those that run; none where there can be none."""
+        return [] if self._host is None else list(self._host.kernels.values())
+
+    @property
+    def is_enabled(self) -> bool:
+        return self._host is not None
+
+    def check_deletable(self, topic: str) -> None:
+        """``KernelUnavailable`` if a kernel that runs writes to this topic: its output would go nowhere."""
+        for kernel in self.kernels:
+            if kernel.topic == topic:
+                raise KernelUnavailable(
+                    f"kernel {kernel.id} runs and writes to {topic!r}; stop it first", kernel_id=kernel.id
+                )
+
+    # What is asked of them
+
+    async def start(self, name: str | None, cwd: Path | None, env: dict[str, str] | None) -> Kernel:
+        """Start a kernel; it goes on if whoever asked goes away."""
+        environment = {**os.environ, **env} if env else None
+        return await self._bring(self.host.start(name, cwd=cwd, env=environment))
+
+    async def attach(self, connection_file: str) -> Kernel:
+        """Listen to a foreign kernel; quick to say that there is none."""
+        host = self.host
+        path, connection = await asyncio.to_thread(_read, connection_file)
+        if not await _listens(connection, LISTEN_WITHIN_S):
+            raise KernelUnavailable(
+                f"nobody listens where {path} says; that kernel has ended", path=str(path)
+            )
+        return await self._bring(host.attach(str(path)))
+
+    async def attach_all(self) -> tuple[list[Kernel], dict[str, str]]:
+        """Listen to all kernels of Jupyter's runtime directory; also says which files were skipped, and why."""
+        from himalia.kernels.connection_file import runtime_connection_files
+
+        host = self.host
+        attached: list[Kernel] = []
+        skipped: dict[str, str] = {}
+
+        async def attach(path: str) -> None:
+            try:
+                connection = (await asyncio.to_thread(_read, path))[1]
+                if not await _listens(connection, 0):
+                    skipped[path] = "nobody listens there; the kernel has ended"
+                    return
+                async with asyncio.timeout(ANSWER_WITHIN_S):
+                    attached.append(await self._bring(host.attach(path)))
+            except TimeoutError:
+                skipped[path] = f"it did not answer within {ANSWER_WITHIN_S:g} s"
+            except HimaliaError as error:
+                skipped[path] = error.message
+
+        files = await asyncio.to_thread(runtime_connection_files)
+        await asyncio.gather(*[attach(str(path)) for path in files])
+        return attached, skipped
+
+    async def until_closed(self, request: Request) -> None:
+        """Returns when a request is closed. Whoever waits may go away; the request goes on."""
+        either: set[asyncio.Future[Any]] = {request.closed, self._ended}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not request.closed.done():
+            raise ShuttingDown(
+                f"the server is shutting down while request {request.id} goes on; ask for its result later",
+                request_id=request.id,
+            )
+
+    async def _bring(self, coming: Coroutine[Any, Any, T]) -> T:
+        if self._closing is not None:
+            coming.close()
+            raise ShuttingDown("the server is shutting down; try again in a moment")
+        task = asyncio.create_task(coming)
+        self._coming.add(task)
+        task.add_done_callback(self._coming.discard)
+        try:
+            brought = await task
+        except asyncio.CancelledError:
+            if self._closing is None:
+                raise
+        if self._closing is not None:
+            raise ShuttingDown("the server is shutting down; try again in a moment")
+        return brought
+
+
+def _read(name: str) -> tuple[Path, ConnectionInfo]:
+    """A connection file and what it says. Blocks, but not for ever: only ordinary, small files are opened."""
+    from himalia.kernels.connection_file import find_connection_file, read_connection_file
+
+    try:
+        path = find_connection_file(name)
+        is_small_file = path.is_file() and path.stat().st_size <= CONNECTION_FILE_BYTES_MAX
+    except (OSError, RuntimeError, ValueError):
+        raise BadRequest("this is not the path of a connection file", path=name) from None
+    if not is_small_file:
+        raise BadRequest(f"{path} is not a kernel's connection file", path=str(path))
+    return path, read_connection_file(path)
+
+
+async def _listens(connection: ConnectionInfo, within_s: float) -> bool:
+    """Whether something listens at the kernel's shell port. ``BadRequest`` if there cannot be such a port."""
+    if connection.transport == "ipc":
+        return await asyncio.to_thread(os.path.exists, connection.endpoint("shell").removeprefix("ipc://"))
+    ports = (getattr(connection, f"{port}_port") for port in ("shell", "iopub", "stdin", "control", "hb"))
+    if connection.transport != "tcp" or not all(0 < port < 65536 for port in ports):
+        raise BadRequest("the connection file names an address that cannot be")
+    deadline = asyncio.get_running_loop().time() + within_s
+    while True:
+        try:
+            async with asyncio.timeout(max(within_s, 1.0)):
+                _, writer = await asyncio.open_connection(connection.ip, connection.shell_port)
+            writer.close()
+            return True
+        except (OSError, TimeoutError, ValueError):
+            if asyncio.get_running_loop().time() >= deadline:
+                return False
+            await asyncio.sleep(0.1)

@@ -1,0 +1,49 @@
+"""What kernels have counted, added up over those that run and those that are gone, so that it never falls."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from himalia.kernels.kernel import Kernel
+
+
+class KernelCounts:
+    """Sums of kernels' counters. Starts at nothing; ``add`` takes in what one kernel has counted until now."""
+
+    def __init__(self) -> None:
+        self.routed: Counter[str] = Counter()
+        self.requests: Counter[str] = Counter()
+        self.faults: Counter[str] = Counter()
+        self.orphaned = self.claimed = self.lost = self.stale = self.dropped = 0
+        self.latency: list[int] = []
+        self.latency_sum_s = 0.0
+
+    def add(self, kernel: Kernel) -> None:
+        stats = kernel.stats()
+        self.routed.update(stats.routed)
+        self.requests.update({str(status): count for status, count in kernel.runner.closed.items()})
+        self.faults.update(kernel.wire_faults)
+        self.orphaned += stats.orphaned
+        self.claimed += stats.claimed
+        self.lost += stats.expired + stats.evicted
+        self.stale += stats.stale
+        self.dropped += stats.dropped
+        known = self.latency or [0] * len(stats.latency.counts)
+        self.latency = [one + other for one, other in zip(known, stats.latency.counts, strict=True)]
+        self.latency_sum_s += stats.latency.sum_s
+
+    def with_these(self, kernels: Iterable[Kernel]) -> KernelCounts:
+        """These sums and what the given kernels have counted."""
+        total = KernelCounts()
+        total.routed.update(self.routed)
+        total.requests.update(self.requests)
+        total.faults.update(self.faults)
+        total.orphaned, total.claimed, total.lost = self.orphaned, self.claimed, self.lost
+        total.stale, total.dropped = self.stale, self.dropped
+        total.latency, total.latency_sum_s = list(self.latency), self.latency_sum_s
+        for kernel in kernels:
+            total.add(kernel)
+        return total

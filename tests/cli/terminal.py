@@ -1,0 +1,75 @@
+"""A command on a terminal, and somebody who types."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import select
+import struct
+import subprocess
+import termios
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Self
+
+from tests.cli.running import COMMAND, DEADLINE_S
+
+
+class OnTerminal:
+    """A command whose stdin, stdout and stderr are one terminal of 24 rows and 80 columns."""
+
+    def __init__(self, *arguments: str, env: Mapping[str, str] | None = None) -> None:
+        self._master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        self.process = subprocess.Popen(
+            [*COMMAND, *arguments],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+            env={**os.environ, "TERM": "xterm-256color", "NO_COLOR": "", **(env or {})},
+        )
+        os.close(slave)
+        self.screen = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._master)
+
+    def type(self, keys: str) -> None:
+        os.write(self._master, keys.encode())
+
+    def until(self, text: str) -> str:
+        """Read until this has come; returns all that came so far."""
+        deadline = time.monotonic() + DEADLINE_S
+        while text not in self.screen:
+            assert time.monotonic() < deadline, self.screen
+            assert self._read(deadline), f"it ended: {self.screen!r}"
+        return self.screen
+
+    def end(self) -> int:
+        """Read all that it says, and its exit code."""
+        deadline = time.monotonic() + DEADLINE_S
+        while self._read(deadline):
+            assert time.monotonic() < deadline, self.screen
+        return self.process.wait(DEADLINE_S)
+
+    def _read(self, deadline: float) -> bool:
+        ready, _, _ = select.select([self._master], [], [], max(deadline - time.monotonic(), 0))
+        if not ready:
+            return True
+        try:
+            part = os.read(self._master, 65536)
+        except OSError:  # the other side is closed
+            return False
+        self.screen += part.decode(errors="replace")
+        return bool(part)
