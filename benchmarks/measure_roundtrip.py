@@ -1,20 +1,31 @@
-"""One small execution: from asking to the whole answer."""
+"""One small execution: from asking to the whole answer.
 
+Library against library, each in this process; and Himalia over REST, which is one process and one HTTP request more.
+"""
+
+import asyncio
+import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from statistics import median, quantiles
 from tempfile import TemporaryDirectory
 
+import uvloop
 from jupyter_client.manager import start_new_kernel
 
 from benchmarks.bench import Bench
 from benchmarks.kernel_peer import kernel_server
 from benchmarks.section import Section, Target
 from benchmarks.server_process import PeerFailed
+from himalia.kernels import Kernel, KernelHost, execute_code
+from himalia.log import open_log
+from himalia.pubsub import PubSubManager
+from himalia.settings import Settings
 
-JUPYTER, HIMALIA = "jupyter_client execute_interactive", "Himalia, POST …/execute with wait"
+JUPYTER, HIMALIA = "jupyter_client execute_interactive", "Himalia execute_code, durable log"
+REST = "Himalia over REST, POST …/execute with wait"
 WARM_UP = 10
 
 
@@ -24,7 +35,7 @@ def measure(bench: Bench) -> list[Section]:
         title="Round trip of `1+1`, one after the other",
         columns=("client", "p50 ms", "p99 ms"),
     )
-    ways = {JUPYTER: _jupyter, HIMALIA: _himalia}
+    ways = {JUPYTER: _jupyter, HIMALIA: _himalia, REST: _rest}
     bench.expect(bench.effort.rounds * len(ways), "roundtrip")
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(bench.effort.rounds):
@@ -71,6 +82,37 @@ def _jupyter(directory: Path) -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def _himalia(directory: Path) -> Iterator[Callable[[], None]]:
+    os.environ["HIMALIA_RUNTIME_DIR"] = str(directory / "runtime")
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        stack = AsyncExitStack()
+        kernel = runner.run(_started(stack, f"sqlite://{directory / 'log.db'}"))
+
+        def execute() -> None:
+            result = runner.run(execute_code(kernel, "1+1"))
+            if result.outputs[0]["data"]["text/plain"] != "2":
+                raise PeerFailed("1+1 is not 2")
+
+        try:
+            yield execute
+        finally:
+            runner.run(stack.aclose())
+
+
+async def _started(stack: AsyncExitStack, log_url: str) -> Kernel:
+    log = open_log(log_url)
+    await log.open()
+    stack.push_async_callback(log.close)
+    manager = PubSubManager(log)
+    await manager.start()
+    stack.push_async_callback(manager.stop)
+    host = KernelHost(manager, Settings(log=log_url))
+    await host.open()
+    stack.push_async_callback(host.close)
+    return await host.start("python3")
+
+
+@contextmanager
+def _rest(directory: Path) -> Iterator[Callable[[], None]]:
     with kernel_server(directory) as server:
 
         def execute() -> None:

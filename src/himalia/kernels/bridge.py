@@ -13,7 +13,6 @@ import secrets
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from uuid import uuid4
 
 from himalia.errors import LogUnavailable, TopicNotFound
 from himalia.kernels.channels import channel_of
@@ -27,6 +26,7 @@ logger = logging.getLogger("himalia.kernels.bridge")
 BATCH_RECORDS_MAX = 4096
 BATCH_BYTES_MAX = 8 << 20
 RETRY_AFTER_S = 0.5
+GATHER_S = 0.002
 
 Publish = Callable[[Batch], "asyncio.Future[Appended]"]
 
@@ -65,8 +65,6 @@ class Bridge:
         """Told how many messages were offered in vain, when it takes them again."""
         self._missed = 0
         self._create_topic = create_topic
-        # One of its own: a number from another server, whose clock was ahead, would make these look stored already.
-        self._producer = f"kernel-{kernel_id}-{uuid4().hex[:12]}"
         self._publish = publish
         self._bytes_max = bytes_max
         self._loop = asyncio.get_running_loop()
@@ -74,6 +72,7 @@ class Bridge:
         self._waiting: deque[Waiting] = deque()
         self._waiting_bytes = 0
         self._scheduled = False
+        self._timer: asyncio.TimerHandle | None = None
         # Of its own: the sequence of a bridge before this one is not known here.
         self._producer = f"kernel-{secrets.token_hex(8)}"
         self._sequence = 0
@@ -122,8 +121,11 @@ class Bridge:
                 self._missed += len(messages)
             return self.overflowed
 
-    def put(self, draft: Draft) -> asyncio.Future[int]:
-        """A record of our own; the future has its offset when it is committed, or says why it cannot be."""
+    def put(self, draft: Draft, *, is_urgent: bool = True) -> asyncio.Future[int]:
+        """A record of our own; the future has its offset when it is committed, or says why it cannot be.
+
+        One that is not urgent may wait a moment for more to come.
+        """
         future: asyncio.Future[int] = self._loop.create_future()
         entry = Waiting(draft, future)
         if self._error is not None:
@@ -132,7 +134,10 @@ class Bridge:
         with self._lock:
             self._waiting.append(entry)
             self._waiting_bytes += entry.size_bytes
-        self._start()
+        if is_urgent:
+            self._start()
+        else:
+            self._gather()
         return future
 
     # Out
@@ -160,12 +165,21 @@ class Bridge:
             return
         self._scheduled = True
         try:
-            self._loop.call_soon_threadsafe(self._start)
+            self._loop.call_soon_threadsafe(self._gather)
         except RuntimeError:
             self._closed = True  # the loop is gone
 
+    def _gather(self) -> None:
+        """Begin in a moment: the messages of a small cell come in a few milliseconds, and can share a commit."""
+        self._scheduled = False
+        if self._pump_task is None and self._timer is None:
+            self._timer = self._loop.call_later(GATHER_S, self._start)
+
     def _start(self) -> None:
         self._scheduled = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if self._pump_task is None and self._waiting:
             self._pump_task = self._loop.create_task(self._pump())
 

@@ -505,7 +505,8 @@ class Kernel:
             self.bridge.put(draft_of(message, self.id, "stdin"))
             return
         if message.msg_type == "execute_reply":
-            self.bridge.put(draft_of(message, self.id, port))
+            # Its idle follows at once.
+            self.bridge.put(draft_of(message, self.id, port), is_urgent=False)
             self.runner.replied(message)
 
     def faulty(self, faults: Sequence[Fault]) -> None:
