@@ -423,7 +423,7 @@ async def test_overflow_of_a_foreign_kernel_is_told(hosting: Hosting, fakes: lis
     before = kernel.stats().messages
     for number in range(100):
         await fake.publish("stream", name="stdout", text=f"{number}\n")
-        if number == 10:
+        if number == 40:
             # Else all of them might come at once, and one batch is taken whole.
             await until(lambda: kernel.bridge.overflowed)
     await until(lambda: kernel.stats().messages == before + 100)

@@ -630,8 +630,9 @@ async def test_xeus_python(hosting: Hosting) -> None:
     result = await hosting.run(kernel, "1/0")
     assert result.status == "error"
     assert result.error is not None and "ZeroDivisionError" in result.error.ename
-    result = await hosting.run(kernel, "for i in range(2000): print(i, flush=True)")
-    assert text_of(result) == "".join(f"{i}\n" for i in range(2000))
+    # It makes two messages of each line, and under load drops some itself when a thousand wait inside of it.
+    result = await hosting.run(kernel, "for i in range(400): print(i, flush=True)")
+    assert text_of(result) == "".join(f"{i}\n" for i in range(400))
     await kernel.restart()
     hosting.track()
     assert (await hosting.run(kernel, "1+1")).status == "ok"
