@@ -541,7 +541,11 @@ async def test_silent_with_its_heart_stopped(hosting: Hosting) -> None:
     clock.now_s += 301
     assert await ended(request) == "stale"
     os.kill(kernel.model().pid or 0, signal.SIGCONT)
-    await kernel.interrupt()
+    # Now and then a kernel that was just woken up misses an interrupt, and the cell sleeps on.
+    async with asyncio.timeout(60):
+        while kernel.runner.active is not None:
+            await kernel.interrupt()
+            await asyncio.sleep(0.5)
     assert (await hosting.run(kernel, "1+1")).status == "ok"
     assert len(events(await hosting.records(kernel.id), "request_closed")) == 2
 
