@@ -19,12 +19,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from benchmarks import (
     build,
     machine,
+    measure_connector,
     measure_fanout,
     measure_flood,
     measure_growth,
     measure_idle,
     measure_iopub,
     measure_latency,
+    measure_pipeline,
     measure_publish,
     measure_requests,
     measure_roundtrip,
@@ -48,6 +50,8 @@ MEASUREMENTS: dict[str, Callable[[Bench], list[Section]]] = {
     "flood": measure_flood.measure,
     "roundtrip": measure_roundtrip.measure,
     "requests": measure_requests.measure,
+    "connector": measure_connector.measure,
+    "pipeline": measure_pipeline.measure,
 }
 PEERS = ("himalia", "redis", "nats", "seed", "null")
 

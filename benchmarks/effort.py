@@ -19,6 +19,11 @@ class Effort:
     flood_lines: int
     roundtrips: int
     broker_requests: int
+    connector_records: int
+    pipeline_messages: tuple[int, ...]
+    visible_warm_ups: int
+    visible_samples: int
+    neighbour_seconds: float
 
 
 FULL = Effort(
@@ -36,6 +41,11 @@ FULL = Effort(
     flood_lines=20_000,
     roundtrips=200,
     broker_requests=100_000,
+    connector_records=500_000,
+    pipeline_messages=(10_000, 100_000, 1_000_000),
+    visible_warm_ups=10,
+    visible_samples=40,
+    neighbour_seconds=8.0,
 )
 
 QUICK = Effort(
@@ -53,4 +63,9 @@ QUICK = Effort(
     flood_lines=2_000,
     roundtrips=30,
     broker_requests=10_000,
+    connector_records=50_000,
+    pipeline_messages=(2_000, 20_000),
+    visible_warm_ups=2,
+    visible_samples=5,
+    neighbour_seconds=1.0,
 )

@@ -32,11 +32,12 @@ class Patience:
 
 def _busy_percent() -> float:
     """CPU used by everything on this machine over a moment, in percent of one core."""
-    before = _busy_ticks()
+    before = busy_ticks()
     time.sleep(PROBE_S)
-    return 100 * (_busy_ticks() - before) / TICKS_PER_S / PROBE_S
+    return 100 * (busy_ticks() - before) / TICKS_PER_S / PROBE_S
 
 
-def _busy_ticks() -> int:
+def busy_ticks() -> int:
+    """CPU used by everything on this machine since it was started."""
     user, nice, kernel = Path("/proc/stat").read_text().split()[1:4]
     return int(user) + int(nice) + int(kernel)

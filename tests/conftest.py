@@ -18,8 +18,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _own_runtime_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test sees the developer's own server, and none leaves a trace of its own."""
+    """No test sees the developer's own server or tables, and none leaves a trace of its own."""
     monkeypatch.setenv("HIMALIA_RUNTIME_DIR", str(tmp_path / "runtime"))
+    monkeypatch.setenv("HIMALIA_WAREHOUSE", str(tmp_path / "warehouse"))
     for name in ("HIMALIA_URL", "HIMALIA_TOKEN"):
         monkeypatch.delenv(name, raising=False)
 

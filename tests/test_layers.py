@@ -26,8 +26,8 @@ MAY_IMPORT = {
     "kernels": BROKER | {"kernels"},
     "protocol": VALUES | {"protocol"},
     "client": VALUES | {"runtime", "protocol", "client"},
-    "spark": VALUES | {"runtime", "protocol", "client", "spark"},
-    "tables": FOUNDATION | {"tables"},
+    "spark": VALUES | {"runtime", "protocol", "client", "tables", "spark"},
+    "tables": VALUES | {"tables"},
     "server": BROKER | {"kernels", "protocol", "tables", "server"},
     "cli": BROKER | {"kernels", "protocol", "client", "spark", "tables", "server", "cli"},
 }

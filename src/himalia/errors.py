@@ -5,6 +5,7 @@
     HimaliaError                     code, message, data
     ├── BadRequest                   BAD_REQUEST            malformed input; do not retry
     │   ├── BadFilter                BAD_FILTER             a content filter that does not compile
+    │   ├── BadQuery                 BAD_QUERY              SQL that does not parse, or that is not a query
     │   └── MessageTooLarge          MESSAGE_TOO_LARGE
     ├── FilterFailed                 FILTER_FAILED          a content filter that failed on a record
     ├── Unauthorized                 UNAUTHORIZED           no key, or a wrong one
@@ -18,11 +19,14 @@
     │   ├── TooManyTopics            TOO_MANY_TOPICS
     │   ├── RateLimited              RATE_LIMITED
     │   ├── TooManyKernels           TOO_MANY_KERNELS
-    │   └── TooManyRequests          TOO_MANY_REQUESTS      too many wait for one kernel
+    │   ├── TooManyRequests          TOO_MANY_REQUESTS      too many wait for one kernel
+    │   └── QueryTooLarge            QUERY_TOO_LARGE        it took too long, or too much memory
     ├── KernelNotFound               KERNEL_NOT_FOUND
     ├── KernelUnavailable            KERNEL_UNAVAILABLE     it is dead, or not ours to do that with
     ├── KernelFailed                 KERNEL_FAILED          it could not be started; the message says why
     ├── ExecutionNotFound            EXECUTION_NOT_FOUND
+    ├── TableNotFound                TABLE_NOT_FOUND
+    │   └── WarehouseNotFound        TABLE_NOT_FOUND        the pipeline has not made any table yet
     ├── SubscriptionReplaced         REPLACED               the same client_id subscribed elsewhere
     ├── SlowConsumer                 SLOW_CONSUMER          fell behind under the policy ``disconnect``
     ├── ShuttingDown                 SHUTTING_DOWN          retry against the restarted server
@@ -33,7 +37,9 @@
     │   ├── LogLocked                UNAVAILABLE            another process owns the file
     │   └── LogTooNew                UNAVAILABLE            written by a newer Himalia
     ├── ConnectionFailed             CONNECTION_FAILED      client side: no server answers
+    ├── DataLost                     DATA_LOST              client side: records went before they were read
     ├── ConfigurationError           BAD_CONFIGURATION      a setting that cannot work
+    │   └── WarehouseLocked          BAD_CONFIGURATION      another run of the pipeline has this warehouse
     └── InternalError                INTERNAL               a bug of ours; the server log has the details
 """
 
@@ -48,6 +54,7 @@ class ErrorCode(StrEnum):
 
     BAD_REQUEST = "BAD_REQUEST"
     BAD_FILTER = "BAD_FILTER"
+    BAD_QUERY = "BAD_QUERY"
     MESSAGE_TOO_LARGE = "MESSAGE_TOO_LARGE"
     FILTER_FAILED = "FILTER_FAILED"
     UNAUTHORIZED = "UNAUTHORIZED"
@@ -61,15 +68,18 @@ class ErrorCode(StrEnum):
     RATE_LIMITED = "RATE_LIMITED"
     TOO_MANY_KERNELS = "TOO_MANY_KERNELS"
     TOO_MANY_REQUESTS = "TOO_MANY_REQUESTS"
+    QUERY_TOO_LARGE = "QUERY_TOO_LARGE"
     KERNEL_NOT_FOUND = "KERNEL_NOT_FOUND"
     KERNEL_UNAVAILABLE = "KERNEL_UNAVAILABLE"
     KERNEL_FAILED = "KERNEL_FAILED"
     EXECUTION_NOT_FOUND = "EXECUTION_NOT_FOUND"
+    TABLE_NOT_FOUND = "TABLE_NOT_FOUND"
     REPLACED = "REPLACED"
     SLOW_CONSUMER = "SLOW_CONSUMER"
     SHUTTING_DOWN = "SHUTTING_DOWN"
     UNAVAILABLE = "UNAVAILABLE"
     CONNECTION_FAILED = "CONNECTION_FAILED"
+    DATA_LOST = "DATA_LOST"
     BAD_CONFIGURATION = "BAD_CONFIGURATION"
     INTERNAL = "INTERNAL"
 
@@ -91,6 +101,10 @@ class BadRequest(HimaliaError):
 
 class BadFilter(BadRequest):
     code = ErrorCode.BAD_FILTER
+
+
+class BadQuery(BadRequest):
+    code = ErrorCode.BAD_QUERY
 
 
 class MessageTooLarge(BadRequest):
@@ -163,6 +177,10 @@ class TooManyRequests(LimitExceeded):
     code = ErrorCode.TOO_MANY_REQUESTS
 
 
+class QueryTooLarge(LimitExceeded):
+    code = ErrorCode.QUERY_TOO_LARGE
+
+
 class KernelNotFound(HimaliaError):
     code = ErrorCode.KERNEL_NOT_FOUND
 
@@ -183,6 +201,17 @@ class KernelFailed(HimaliaError):
 
 class ExecutionNotFound(HimaliaError):
     code = ErrorCode.EXECUTION_NOT_FOUND
+
+
+class TableNotFound(HimaliaError):
+    code = ErrorCode.TABLE_NOT_FOUND
+
+
+class WarehouseNotFound(TableNotFound):
+    def __init__(self, path: object) -> None:
+        super().__init__(
+            f"there are no tables in {path} yet; run `himalia pipeline run --once` first", path=str(path)
+        )
 
 
 class SubscriptionReplaced(HimaliaError):
@@ -229,8 +258,23 @@ class ConnectionFailed(HimaliaError):
     code = ErrorCode.CONNECTION_FAILED
 
 
+class DataLost(HimaliaError):
+    """Client side, where a reader asked for it: retention or a deletion took records before they were read."""
+
+    code = ErrorCode.DATA_LOST
+
+
 class ConfigurationError(HimaliaError):
     code = ErrorCode.BAD_CONFIGURATION
+
+
+class WarehouseLocked(ConfigurationError):
+    def __init__(self, path: str, holder: str) -> None:
+        super().__init__(
+            f"the warehouse {path} is in use by {holder}: wait for it, stop it, or name another with --warehouse",
+            path=path,
+            holder=holder,
+        )
 
 
 class InternalError(HimaliaError):

@@ -61,6 +61,14 @@ class Retention(msgspec.Struct, frozen=True, omit_defaults=True):
             count=default.count if self.count is None else self.count,
         )
 
+    def times(self, factor: float) -> Retention:
+        """These limits, each so many times as wide; none stays none."""
+        return Retention(
+            age_s=self.age_s and self.age_s * factor,
+            bytes=self.bytes and round(self.bytes * factor),
+            count=self.count and round(self.count * factor),
+        )
+
 
 class TopicInfo(msgspec.Struct, frozen=True):
     """A topic as the log sees it at one moment. Records kept are ``first`` to ``end - 1``."""

@@ -1,4 +1,4 @@
-"""How programs on this machine find a running server: one small private file for each log."""
+"""How programs on this machine find a running server, by one small private file for each log, and its tables."""
 
 from __future__ import annotations
 
@@ -25,6 +25,11 @@ def runtime_directory() -> Path:
     """Where the files are: ``HIMALIA_RUNTIME_DIR``, else beside the user's data, as Jupyter has it."""
     named = os.environ.get("HIMALIA_RUNTIME_DIR")
     return Path(named) if named else platformdirs.user_data_path("himalia") / "runtime"
+
+
+def default_warehouse() -> Path:
+    """Where the pipeline's tables are unless somebody says otherwise: beside the default log."""
+    return platformdirs.user_data_path("himalia") / "warehouse"
 
 
 def announce(server: RunningServer) -> Path:

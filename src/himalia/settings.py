@@ -14,6 +14,8 @@ import platformdirs
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from himalia.runtime import default_warehouse
+
 KIB, MIB = 1024, 1024 * 1024
 Port = Annotated[int, Field(ge=0, le=65535)]
 
@@ -31,6 +33,9 @@ class Settings(BaseSettings):
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: Port = Field(8000, description="Port to listen on; 0 picks a free one.")
     log: str = Field(default_factory=default_log_url, description="The log: sqlite:///path or memory://.")
+    warehouse: Path = Field(
+        default_factory=default_warehouse, description="The pipeline's tables, for GET /tables."
+    )
     workers: PositiveInt = Field(
         1, description="Server processes; one owns an embedded log, so only 1 works."
     )
@@ -53,6 +58,9 @@ class Settings(BaseSettings):
     retention_age_s: NonNegativeFloat = Field(7 * 86400, description="Keep records this long; 0 for ever.")
     retention_bytes: NonNegativeInt = Field(0, description="Keep at most this many bytes a topic.")
     retention_count: NonNegativeInt = Field(0, description="Keep at most this many records a topic.")
+    retention_wait: NonNegativeFloat = Field(
+        1.0, description="How far beyond its limits a topic may go while the pipeline has not read it."
+    )
     dedup_window_s: NonNegativeFloat = Field(120, description="Recognise a repeated message id this long.")
     dedup_ids_max: PositiveInt = Field(262_144, description="Recognise repeats among this many latest ids.")
 

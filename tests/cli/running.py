@@ -16,7 +16,10 @@ COMMAND = [sys.executable, "-m", "himalia.cli"]
 
 
 def himalia(
-    *arguments: str, stdin: str | bytes | None = None, env: Mapping[str, str] | None = None
+    *arguments: str,
+    stdin: str | bytes | None = None,
+    env: Mapping[str, str] | None = None,
+    deadline_s: float = DEADLINE_S,
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end."""
     data = stdin.encode() if isinstance(stdin, str) else stdin
@@ -25,7 +28,7 @@ def himalia(
         input=data,
         stdin=subprocess.DEVNULL if data is None else None,
         capture_output=True,
-        timeout=DEADLINE_S,
+        timeout=deadline_s,
         env={**os.environ, **(env or {})},
     )
     return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())

@@ -20,7 +20,10 @@ from tests.cli.running import COMMAND, DEADLINE_S
 class OnTerminal:
     """A command whose stdin, stdout and stderr are one terminal of 24 rows and 80 columns."""
 
-    def __init__(self, *arguments: str, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, *arguments: str, env: Mapping[str, str] | None = None, deadline_s: float = DEADLINE_S
+    ) -> None:
+        self._deadline_s = deadline_s
         self._master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
         self.process = subprocess.Popen(
@@ -50,7 +53,7 @@ class OnTerminal:
 
     def until(self, text: str) -> str:
         """Read until this has come; returns all that came so far."""
-        deadline = time.monotonic() + DEADLINE_S
+        deadline = time.monotonic() + self._deadline_s
         while text not in self.screen:
             assert time.monotonic() < deadline, self.screen
             assert self._read(deadline), f"it ended: {self.screen!r}"
@@ -58,10 +61,10 @@ class OnTerminal:
 
     def end(self) -> int:
         """Read all that it says, and its exit code."""
-        deadline = time.monotonic() + DEADLINE_S
+        deadline = time.monotonic() + self._deadline_s
         while self._read(deadline):
             assert time.monotonic() < deadline, self.screen
-        return self.process.wait(DEADLINE_S)
+        return self.process.wait(self._deadline_s)
 
     def _read(self, deadline: float) -> bool:
         ready, _, _ = select.select([self._master], [], [], max(deadline - time.monotonic(), 0))

@@ -17,6 +17,7 @@ EVERY = [
     *([name] for name in COMMANDS),
     *(["topics", name] for name in ("list", "create", "delete")),
     *(["kernel", name] for name in ("start", "list", "stop", "interrupt", "restart")),
+    *(["pipeline", name] for name in ("run", "show", "sql", "forget", "replay")),
 ]
 CLIENTS = [
     ["topics", "list"],
@@ -31,6 +32,7 @@ CLIENTS = [
     ["kernel", "stop", "x"],
     ["watch", "x"],
     ["attach", "--all"],
+    ["pipeline", "run", "--once"],
 ]
 
 

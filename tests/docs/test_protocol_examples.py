@@ -17,6 +17,7 @@ from himalia.record import Record
 from tests.docs.examples import Examples, Mismatch, Values, expected_json
 from tests.docs.markdown import Block, blocks, code_spans, rows, section
 from tests.serving import RunningServer
+from tests.tables.sample import write_sample
 
 
 def test_the_examples_run_in_document_order(
@@ -30,6 +31,7 @@ def test_the_examples_run_in_document_order(
     [keys] = [block for block in blocks(operations) if block.kind == "toml"]
     keys_file = tmp_path / "keys.toml"
     keys_file.write_text(keys.text)
+    write_sample(server.settings.warehouse)
 
     @cache
     def secured() -> RunningServer:

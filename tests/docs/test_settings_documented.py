@@ -34,7 +34,7 @@ def shown_default(field: FieldInfo) -> str:
     return f"`{default:g}`" if isinstance(default, float) else f"`{default}`"
 
 
-@pytest.mark.parametrize("name", sorted(set(Settings.model_fields) - {"log"}))
+@pytest.mark.parametrize("name", sorted(set(Settings.model_fields) - {"log", "warehouse"}))
 def test_a_setting_is_documented_with_its_real_default(operations: str, name: str) -> None:
     """Flag, variable and default in the documents are those of the code."""
     flag, _, default, meaning = documented(operations)[f"HIMALIA_{name.upper()}"]
@@ -52,6 +52,18 @@ def test_the_default_log_is_where_the_document_says(
     monkeypatch.delenv("XDG_DATA_HOME", raising=False)
     _, _, default, _ = documented(operations)["HIMALIA_LOG"]
     assert sqlite_path(code_spans(default)[0]) == sqlite_path(Settings().log)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the documented path is Linux's")
+def test_the_default_warehouse_is_where_the_document_says(
+    operations: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """So does that of ``warehouse``, which lies beside the log."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("XDG_DATA_HOME", "HIMALIA_WAREHOUSE"):
+        monkeypatch.delenv(name, raising=False)
+    _, _, default, _ = documented(operations)["HIMALIA_WAREHOUSE"]
+    assert Path(code_spans(default)[0]).expanduser() == Settings().warehouse
 
 
 def test_no_setting_is_documented_that_does_not_exist(operations: str) -> None:

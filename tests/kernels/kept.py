@@ -184,6 +184,10 @@ def frames_of(entry: Spooled) -> list[bytes]:
     return entry.frames[entry.frames.index(b"<IDS|MSG>") :]
 
 
+def content_of(entry: Spooled) -> dict[str, Any]:
+    return dict(json.loads(frames_of(entry)[5]))
+
+
 async def until(happened: Callable[[], bool]) -> None:
     """Wait for something that nobody tells of, with a deadline."""
     async with asyncio.timeout(DEADLINE_S):

@@ -22,12 +22,12 @@ from himalia.kernels.broker import (
     TRACE,
     BrokerConfig,
     BrokerStats,
-    ExecutionGuard,
-    GlobalSubscriber,
     IopubBroker,
 )
 from himalia.kernels.channels import Channel, RequestChannels
 from himalia.kernels.collector import ExecutionCollector
+from himalia.kernels.global_subscriber import GlobalSubscriber
+from himalia.kernels.guard import ExecutionGuard
 from himalia.kernels.wire import KernelMessage
 from tests.kernels.messages import message, reply, status
 

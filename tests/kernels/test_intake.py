@@ -1,15 +1,19 @@
-"""The intake: whatever the spool and the socket bring, and when, each message is routed once and in order."""
+"""The intake: however the spool grows and the log lags, each message is routed once and in order."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from himalia.kernels.broker import IopubBroker
-from himalia.kernels.intake import PATIENCE_S, Intake
+from himalia.kernels.intake import BATCH_MAX, Bookmark, Intake
+from himalia.kernels.keeper.spool import Spool
 from himalia.kernels.wire import Fault, KernelMessage, Wire
 
 
@@ -37,284 +41,296 @@ class Log:
 
 
 class World:
-    """A kernel that publishes m0, m1, ..., the keeper's spool, and the server's socket."""
+    """A kernel that publishes m0, m1, ..., the keeper that spools them, and the server that reads the spool."""
 
-    def __init__(self, *, wanted: int = -1, live_from: int = 0, room: int = 1 << 30) -> None:
-        self._wire = Wire(b"key", bytes_max=1000)
-        self.spool: list[tuple[int, list[bytes]]] = []
-        self.heard_by_keeper = 0
-        self.heard_live = live_from
-        self.now_s = 0.0
+    def __init__(self, directory: Path, *, room: int = 1 << 30, **spool: int) -> None:
+        self.directory = directory
+        self.wire = Wire(b"key", bytes_max=1000)
         self.log = Log(room)
         self.gaps: list[int] = []
         self.faults: list[Fault] = []
-        self.finished = False
+        self.published = 0
+        self._spool_options = spool
+        self.spool = Spool(directory, **spool)
+        self.come()
+
+    def come(self) -> None:
+        """A server that knows only what is in the log."""
+        self.bookmark = Bookmark(wanted=f"m{self.log.got[-1]}" if self.log.got else "")
+        self.listen()
+
+    def listen(self) -> None:
+        """A new link of the same server."""
         broker = IopubBroker()
         broker.add_global_subscriber(self.log)
         self.intake = Intake(
             broker,
-            self._wire,
-            read_spool=self._read,
-            wanted=f"m{wanted}" if wanted >= 0 else "",
+            self.wire,
+            self.directory,
+            self.bookmark,
             is_blocked=lambda: self.log.is_full,
             on_faults=self.faults.extend,
             on_gap=self.gaps.append,
-            clock=lambda: self.now_s,
         )
 
-    def _read(self, after: int) -> Iterator[tuple[int, list[bytes]]]:
-        return iter([entry for entry in self.spool if entry[0] > after])
+    def publish(self, count: int = 1, *, size: int = 1) -> None:
+        for number in range(self.published, self.published + count):
+            self.spool.append([self.wire.encode("stream", {"text": "x" * size}, msg_id=f"m{number}")[1]])
+        self.published += count
 
-    def frames(self, number: int, *, size: int = 1) -> list[bytes]:
-        return self._wire.encode("stream", {"text": "x" * size}, msg_id=f"m{number}")[1]
+    def restart_kernel(self) -> None:
+        """Another keeper goes on with the spool, and the server with its bookmark."""
+        self.intake.close()
+        self.spool.close()
+        self.spool = Spool(self.directory, **self._spool_options)
+        self.listen()
 
-    def keeper_hears(self, count: int = 1, *, disk_is_full: bool = False) -> None:
-        for _ in range(count):
-            if not disk_is_full:
-                self.spool.append((self.heard_by_keeper, self.frames(self.heard_by_keeper)))
-            self.heard_by_keeper += 1
+    def restart_server(self) -> None:
+        self.intake.close()
+        self.come()
 
-    def socket_hears(self, count: int = 1) -> None:
-        messages = []
-        for number in range(self.heard_live, self.heard_live + count):
-            message = self._wire.decode(self.frames(number))
-            assert isinstance(message, KernelMessage)
-            messages.append(message)
-        self.heard_live += count
-        if messages:
-            self.intake.received(messages)
+    def catch_up(self) -> None:
+        """Until all is read that can be."""
+        for _ in range(self.published + 2):
+            self.log.store()
+            while self.intake.periodic():
+                self.log.store()
 
     def finish(self) -> None:
-        def finished() -> None:
-            self.finished = True
-
-        self.intake.finish(finished)
-        while not self.finished:
+        finished: list[bool] = []
+        self.intake.finish(lambda: finished.append(True))
+        while not finished:
             self.log.store()
             self.intake.periodic()
+        assert len(finished) == 1
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[Callable[..., World]]:
+    made: list[World] = []
+
+    def make(**options: int) -> World:
+        made.append(World(tmp_path, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.intake.close()
+        one.spool.close()
 
 
 STEPS = st.lists(
     st.one_of(
-        st.tuples(st.just("keeper"), st.integers(1, 5)),
-        st.tuples(st.just("socket"), st.integers(1, 5)),
-        st.tuples(st.just("periodic"), st.just(0)),
-        st.tuples(st.just("store"), st.just(0)),
+        st.tuples(st.just("publish"), st.integers(1, 8)),
+        st.tuples(st.sampled_from(["read", "store", "restart kernel", "restart server"]), st.just(0)),
     ),
     max_size=60,
 )
 
 
-def play(world: World, steps: list[tuple[str, int]], published: int) -> None:
-    for step, count in steps:
-        match step:
-            case "keeper":
-                world.keeper_hears(min(count, published - world.heard_by_keeper))
-            case "socket":
-                world.socket_hears(min(count, published - world.heard_live))
-            case "periodic":
-                world.intake.periodic()
-            case "store":
-                world.log.store()
-    world.keeper_hears(published - world.heard_by_keeper)
-    world.socket_hears(published - world.heard_live)
-
-
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     steps=STEPS,
-    published=st.integers(0, 40),
-    wanted=st.integers(-1, 20),
-    live_after=st.integers(0, 10),
     room=st.integers(0, 12),
+    segment_bytes=st.sampled_from([100, 1000, 1 << 20]),
     ends=st.booleans(),
 )
 def test_any_interleaving_gives_each_message_once_in_order(
-    steps: list[tuple[str, int]], published: int, wanted: int, live_after: int, room: int, ends: bool
+    tmp_path_factory: pytest.TempPathFactory,
+    steps: list[tuple[str, int]],
+    room: int,
+    segment_bytes: int,
+    ends: bool,
 ) -> None:
-    """However spool and socket interleave, and however slow the log is: each message once, in order, none missed."""
-    wanted = min(wanted, published - 1)
-    world = World(wanted=wanted, live_from=min(wanted + 1 + live_after, published), room=room)
-    # An earlier server has stored these, so the kernel has said them; the keeper may not have heard of all yet.
-    play(world, steps, published)
+    """Whenever it is read, however slow the log is, and whoever is restarted: each message once, in order, all."""
+    world = World(tmp_path_factory.mktemp("spool"), room=room, segment_bytes=segment_bytes)
+    for step, count in steps:
+        match step:
+            case "publish":
+                world.publish(count)
+            case "read":
+                world.intake.read()
+            case "store":
+                world.log.store()
+            case "restart kernel":
+                world.restart_kernel()
+            case "restart server":
+                world.restart_server()
     if ends:
         world.finish()
     else:
-        for _ in range(published + 2):
-            world.log.store()
-            world.intake.periodic()
-    assert world.log.got == list(range(wanted + 1, published))
+        world.catch_up()
+    assert world.log.got == list(range(world.published))
     assert not world.log.missed and not world.gaps and not world.faults
+    world.intake.close()
+    world.spool.close()
 
 
-@settings(max_examples=300, deadline=None)
-@given(steps=STEPS, published=st.integers(1, 30), bad=st.sets(st.integers(0, 29), max_size=5))
-def test_messages_that_are_refused_do_not_disturb(
-    steps: list[tuple[str, int]], published: int, bad: set[int]
-) -> None:
-    """Messages that are too large are left out and told of at least once; all others are routed once, in order."""
-    world = World()
-    frames = world.frames
-    world.frames = lambda number, *, size=1: frames(number, size=2000 if number in bad else 1)  # type: ignore
-
-    def socket_hears(count: int = 1) -> None:
-        decoded = [
-            world._wire.decode(world.frames(n)) for n in range(world.heard_live, world.heard_live + count)
-        ]
-        world.heard_live += count
-        messages = [message for message in decoded if isinstance(message, KernelMessage)]
-        faults = [fault for fault in decoded if isinstance(fault, Fault)]
-        if messages:
-            world.intake.received(messages)
-        if faults:
-            world.intake.faulty(faults)
-
-    world.socket_hears = socket_hears  # type: ignore[method-assign]
-    play(world, steps, published)
-    world.finish()
-    bad = {number for number in bad if number < published}
-    assert world.log.got == [number for number in range(published) if number not in bad]
-    assert len(world.faults) >= len(bad)
+def test_a_batch_leaves_the_turn_to_others(world: Callable[..., World]) -> None:
+    """A kernel that has said much is read in parts, and says so; then it is live."""
+    one = world()
+    one.publish(2 * BATCH_MAX + 1)
+    for turn in range(1, 3):
+        assert one.intake.read()
+        assert len(one.log.got) == turn * BATCH_MAX and not one.intake.is_live
+    assert not one.intake.read()
+    assert one.log.got == list(range(one.published)) and one.intake.is_live
+    assert not one.intake.read() and one.intake.is_live
 
 
-def test_blocked_and_resumed() -> None:
-    """What comes while the log is full is neither kept in memory nor lost: it is read from the spool later."""
-    world = World(room=3)
-    for _ in range(50):
-        world.keeper_hears()
-        world.socket_hears()
-    assert world.log.got == [0, 1, 2, 3]
-    world.log.store()
-    world.intake.periodic()
-    for _ in range(50):
-        world.keeper_hears()
-        world.socket_hears()
-        world.log.store()
-        world.intake.periodic()
-    for _ in range(200):
-        world.log.store()
-        world.intake.periodic()
-    assert world.log.got == list(range(100)) and not world.log.missed
+def test_a_search_leaves_the_turn_to_others(world: Callable[..., World]) -> None:
+    """A server that comes back looks for its place in parts, and routes nothing of what is in the log."""
+    one = world()
+    one.publish(3 * BATCH_MAX)
+    one.catch_up()
+    one.restart_server()
+    one.publish(5)
+    assert one.intake.read() and one.intake.read() and not one.intake.is_live
+    assert one.log.got == list(range(3 * BATCH_MAX))
+    while one.intake.read():
+        pass
+    assert one.log.got == list(range(3 * BATCH_MAX + 5)) and one.intake.is_live
 
 
-def test_live_again_after_being_blocked() -> None:
-    """Having caught up, the intake is live again: the keeper may then be as slow as it likes."""
-    world = World(room=1)
-    world.keeper_hears(10)
-    world.socket_hears(10)
-    for _ in range(20):
-        world.log.store()
-        world.intake.periodic()
-    world.keeper_hears()
-    world.socket_hears()
-    assert world.intake.is_live
-    world.log.store()
-    world.socket_hears()
-    assert world.log.got == list(range(12))
+def test_blocked_and_resumed(world: Callable[..., World]) -> None:
+    """What comes while the log is full is neither kept in memory nor lost: it is read when there is room."""
+    one = world(room=3)
+    one.publish(4)
+    one.intake.read()
+    one.publish(50)
+    for _ in range(10):
+        assert not one.intake.read()
+    assert one.log.got == [0, 1, 2, 3]
+    one.catch_up()
+    assert one.log.got == list(range(54)) and not one.log.missed
 
 
-def test_spool_that_lost_its_beginning() -> None:
-    """A spool that let go of what had not been read: the number of what is missing is told, the rest is routed."""
-    world = World(wanted=4)
-    world.keeper_hears(20)
-    del world.spool[:10]
-    world.heard_live = 20
-    world.intake.periodic()
-    assert world.log.got == list(range(10, 20))
-    assert sum(world.gaps) >= 5
-    world.keeper_hears()
-    world.socket_hears()
-    assert world.log.got == list(range(10, 21))
-
-
-def test_gap_of_a_running_server_is_exact() -> None:
+def test_gap_of_a_running_server_is_exact(world: Callable[..., World]) -> None:
     """A server that fell behind for so long that the spool overflowed tells exactly how many are missing."""
-    world = World(room=9)
-    world.keeper_hears(5)
-    world.socket_hears(5)
-    world.intake.periodic()
-    assert world.intake.is_live
-    world.keeper_hears(5)
-    world.socket_hears(5)  # now it is full
-    world.keeper_hears(40)
-    world.socket_hears(40)
-    del world.spool[:30]
-    world.log.store()
-    for _ in range(100):
-        world.intake.periodic()
-        world.log.store()
-    assert world.log.got == [*range(10), *range(30, 50)]
-    assert world.gaps == [20]
+    one = world(room=5, bytes_max=20_000)
+    one.publish(10)
+    one.intake.read()
+    assert one.log.is_full
+    one.publish(500)
+    one.catch_up()
+    missing = sorted(set(range(510)) - set(one.log.got))
+    assert one.log.got == [number for number in range(510) if number not in missing]
+    assert missing == list(range(missing[0], missing[-1] + 1)) and missing[0] >= 10
+    assert one.gaps == [len(missing)]
 
 
-def test_disk_of_the_keeper_was_full() -> None:
-    """If the spool has not what was routed last, the numbers tell where to go on: nothing comes twice."""
-    world = World(room=9)
-    world.keeper_hears(5)
-    world.socket_hears(5)
-    world.intake.periodic()
-    world.keeper_hears(5, disk_is_full=True)
-    world.socket_hears(5)
-    world.keeper_hears(10)
-    world.socket_hears(10)
-    world.log.store()
-    world.intake.periodic()
-    world.now_s += PATIENCE_S + 1
-    for _ in range(20):
-        world.intake.periodic()
-        world.log.store()
-    assert world.log.got == list(range(20)) and not world.gaps
+def test_spool_that_lost_the_place(world: Callable[..., World]) -> None:
+    """A spool that let go of what a server had stored: the rest is routed, and that something is missing is told."""
+    one = world(bytes_max=20_000)
+    one.publish(10)
+    one.catch_up()
+    one.publish(500)
+    one.restart_server()
+    one.catch_up()
+    first = one.log.got[10]
+    assert one.log.got == [*range(10), *range(first, 510)]
+    # The number of the last one that was stored is not known any more.
+    assert len(one.gaps) == 1 and one.gaps[0] >= first - 10 > 0
+    one.publish(5)
+    one.catch_up()
+    assert one.log.got[-5:] == list(range(510, 515)) and len(one.gaps) == 1
 
 
-def test_keeper_that_hears_nothing() -> None:
-    """A keeper that hears nothing does not keep the server from hearing."""
-    world = World()
-    world.socket_hears(3)
-    assert world.log.got == []
-    world.now_s += PATIENCE_S + 1
-    world.intake.periodic()
-    assert world.log.got == [0, 1, 2]
-    world.socket_hears(3)
-    assert world.log.got == list(range(6))
+def test_disk_of_the_keeper_was_full(world: Callable[..., World]) -> None:
+    """What the disk did not take at first comes late, and in its place."""
+    one = world(segment_bytes=100)
+    one.publish(5)
+    one.catch_up()
+    os.rename(one.directory / "spool", one.directory / "away")
+    one.publish(5)
+    one.catch_up()
+    os.rename(one.directory / "away", one.directory / "spool")
+    one.publish(5)
+    one.catch_up()
+    assert one.log.got == list(range(15)) and not one.gaps
 
 
-def test_keeper_that_was_killed() -> None:
-    """What came live and is in no spool, because the keeper was killed, is routed when the kernel has ended."""
-    world = World()
-    world.keeper_hears(3)
-    world.socket_hears(5)
-    world.finish()
-    assert world.log.got == list(range(5))
-    world = World()
-    world.socket_hears(5)
-    world.finish()
-    assert world.log.got == list(range(5))
+def test_server_comes_back_where_the_disk_was_full(world: Callable[..., World]) -> None:
+    """A full disk at the last message that was stored does not have the spool read again from its start."""
+    one = world(segment_bytes=100)
+    one.publish(5)
+    os.rename(one.directory / "spool", one.directory / "away")
+    one.publish(5)
+    one.catch_up()
+    one.restart_server()
+    one.catch_up()
+    os.rename(one.directory / "away", one.directory / "spool")
+    one.publish()
+    one.catch_up()
+    one.restart_server()
+    one.catch_up()
+    assert one.log.got == list(range(11)) and not one.gaps
 
 
-def test_spool_that_cannot_be_read(caplog: pytest.LogCaptureFixture) -> None:
-    """A spool that cannot be read does not keep the end of a kernel from being told."""
-    world = World()
+def test_messages_that_are_refused_do_not_disturb(
+    world: Callable[..., World], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Messages that are too large, and rubbish, are left out and told of once; all others are routed in order."""
+    one = world()
+    with caplog.at_level(logging.WARNING):
+        for number in range(30):
+            one.publish(size=2000 if number % 3 == 0 else 1)
+            one.spool.append([[b"rubbish"]])
+            one.intake.read()
+    assert one.log.got == [number for number in range(30) if number % 3]
+    assert [fault.kind for fault in one.faults].count("too_large") == 10
+    assert len(one.faults) == 40 and not one.gaps
+    assert len(caplog.records) == 1, "the server's own log is not flooded"
 
-    def broken(after: int) -> Iterator[tuple[int, list[bytes]]]:
-        raise OSError("the disk is gone")
 
-    world.intake._read_spool = broken
-    world.socket_hears(2)
-    world.finish()
-    assert world.log.got == [0, 1]
+def test_finish_waits_for_the_log(world: Callable[..., World]) -> None:
+    """The end is told when the last message was routed, not when the log had no room for it."""
+    one = world(room=5)
+    one.publish(10)
+    one.intake.read()
+    one.publish(10)
+    finished: list[int] = []
+    one.intake.finish(lambda: finished.append(len(one.log.got)))
+    assert not finished
+    one.catch_up()
+    assert finished == [20]
 
 
-def test_without_a_keeper_all_is_live() -> None:
-    """A foreign kernel's messages are routed as they come, whether the log is full or not: the bridge tells."""
+def test_finish_more_than_once(world: Callable[..., World]) -> None:
+    """Each time the end is told once; what another process of the kernel says later is routed as before."""
+    one = world()
+    one.publish(3)
+    one.finish()
+    one.finish()
+    one.publish(3)
+    one.intake.read()
+    assert one.log.got == list(range(6))
+
+
+def test_spool_that_cannot_be_read(world: Callable[..., World], caplog: pytest.LogCaptureFixture) -> None:
+    """It does not keep the end of a kernel from being told, and is read when that is possible again."""
+    one = world()
+    one.publish(3)
+    path = next((one.directory / "spool").glob("*.seg"))
+    path.rename(one.directory / "away")
+    path.mkdir()
+    with caplog.at_level(logging.ERROR):
+        for _ in range(10):
+            assert not one.intake.read() and not one.intake.is_live
+        one.finish()
+    assert len(caplog.records) == 1 and "cannot be read" in caplog.text
+    path.rmdir()
+    (one.directory / "away").rename(path)
+    one.intake.close()
+    one.intake.read()
+    assert one.log.got == [0, 1, 2] and one.intake.is_live
+
+
+def test_without_a_spool_there_is_nothing(tmp_path: Path) -> None:
+    """A kernel that has said nothing, or whose spool is gone, is at its end."""
     broker = IopubBroker()
-    log = Log(room=0)
-    broker.add_global_subscriber(log)
-    intake = Intake(broker, Wire(b"key"), is_blocked=lambda: log.is_full)
-    world = World()
-    for number in range(3):
-        message = world._wire.decode(world.frames(number))
-        assert isinstance(message, KernelMessage)
-        intake.received([message])
+    intake = Intake(broker, Wire(b"key"), tmp_path, Bookmark(wanted="m7"))
     finished: list[bool] = []
     intake.finish(lambda: finished.append(True))
-    assert (log.got, log.missed, finished) == ([0], [1, 2], [True])
+    assert intake.read() is False
+    assert finished == [True] and intake.is_live

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import resource
+import select
 import signal
 import socket
 import stat
@@ -15,15 +16,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from himalia.kernels.keeper.connection import Connection
 from himalia.kernels.keeper.lease import Lease
 from himalia.kernels.keeper.logfile import LOG_BYTES_MAX
+from himalia.kernels.keeper.spool import SpoolReader
 from himalia.kernels.keeping import (
     Keeper,
     KeeperGone,
     KeeperRefused,
     KernelNotStarted,
+    follow,
     found_keepers,
     log_tail,
     read_spool,
@@ -34,6 +39,7 @@ from tests.kernels.kept import (
     SLEEP,
     Nursery,
     client_of,
+    content_of,
     is_alive,
     keeper_of,
     printed,
@@ -303,6 +309,107 @@ async def test_the_log_of_a_kernel_is_bounded(nursery: Nursery) -> None:
     await keeper.release()
 
 
+# Following its spool
+
+
+def _heard(notices: socket.socket) -> bytes:
+    """What has come by now; empty if nothing has."""
+    try:
+        return notices.recv(1 << 16)
+    except BlockingIOError:
+        return b""
+
+
+async def _until_heard(notices: socket.socket) -> None:
+    await asyncio.wait_for(asyncio.to_thread(select.select, [notices], [], []), DEADLINE_S)
+    assert _heard(notices)
+
+
+@pytest.mark.slow
+async def test_whoever_follows_is_told_when_the_spool_has_grown(nursery: Nursery) -> None:
+    """There is a notice for whatever comes, and it is not before that can be read."""
+    manager = await nursery.start_kernel()
+    client = await client_of(manager)
+    notices = follow(keeper_of(manager).info.socket)
+    reader = SpoolReader(nursery.directory)
+    text = ""
+    for number in range(20):
+        await run(client, f"print({number})")
+        while f"{number}\n" not in text:
+            # First the notice, then what it is about: it must be there.
+            await _until_heard(notices)
+            text += "".join(content_of(entry).get("text", "") for entry in reader.read())
+    reader.close()
+    notices.close()
+    client.stop_channels()
+    await manager.shutdown_kernel(now=True)
+
+
+def test_notices_that_are_not_read_do_not_pile_up() -> None:
+    """Whoever does not read costs nothing and is not waited for; having read, it is told of what comes."""
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    connection = Connection(ours)
+    for _ in range(100_000):
+        connection.notify()
+    assert not connection.has_unsent and not connection.is_closed
+    unread = 0
+    while data := _heard(theirs):
+        unread += len(data)
+    assert 0 < unread < 10_000
+    connection.notify()
+    assert _heard(theirs) == b"\n"
+    theirs.close()
+    connection.notify()
+    assert connection.is_closed
+    connection.release()
+
+
+def test_a_notice_waits_for_nothing_that_is_unsent() -> None:
+    """Behind an answer that has no room it is not sent: the answer tells as much."""
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    connection = Connection(ours)
+    while not connection.has_unsent:
+        connection.send({"ok": "x" * 10_000})
+    connection.notify()
+    received = bytearray()
+    while data := _heard(theirs):
+        received += data
+        connection.flush()
+    assert b"\n\n" not in received and received.endswith(b"}\n")
+    theirs.close()
+    connection.release()
+
+
+async def test_whoever_follows_does_not_hold_the_lease(nursery: Nursery) -> None:
+    """It neither keeps the kernel when the last server leaves, nor ends it by leaving."""
+    keeper = await nursery.start(SLEEP, keep_s=600)
+    for _ in range(3):
+        notices = follow(keeper.info.socket)
+        await asyncio.wait_for(asyncio.to_thread(select.select, [notices], [], []), DEADLINE_S)
+        assert b'"ok": true' in _heard(notices)
+        notices.close()
+    await keeper.stay(0.0)
+    assert await keeper.signal(0), "those who left held nothing"
+    notices = follow(keeper.info.socket)
+    await asyncio.wait_for(asyncio.to_thread(select.select, [notices], [], []), DEADLINE_S)
+    await keeper.close()
+    await gone(keeper.info.keeper_pid, keeper.info.pid)
+    notices.setblocking(True)
+    assert notices.recv(1 << 16).endswith(b"\n")
+    assert notices.recv(1 << 16) == b""
+    notices.close()
+
+
+async def test_following_nobody_is_an_error(tmp_path: Path) -> None:
+    """Whoever follows a keeper that is gone is told so, and nothing is left open."""
+    before = psutil.Process().num_fds()
+    with pytest.raises(OSError):
+        follow(str(tmp_path / "keeper.sock"))
+    assert psutil.Process().num_fds() == before
+
+
 # Signals
 
 
@@ -337,24 +444,68 @@ async def test_a_kernel_can_be_interrupted_though_its_server_ignores_interrupts(
 
 @pytest.mark.slow
 async def test_a_full_disk_is_survived(nursery: Nursery) -> None:
-    """The keeper counts what it could not write, lives on, and goes on spooling when there is room again."""
+    """What cannot be written waits in the keeper; when there is room again it is all there, without another word."""
     manager = await nursery.start_kernel()
     keeper = keeper_of(manager)
     client = await client_of(manager)
     pid = keeper.info.keeper_pid
     limits = resource.prlimit(pid, resource.RLIMIT_FSIZE, (50_000, resource.RLIM_INFINITY))
-    assert (await run(client, "for n in range(100): print('x' * 1000, flush=True)"))["status"] == "ok"
-    while not (full := await keeper.spool_state()).dropped:
+    assert (await run(client, "for n in range(100): print(n, 'x' * 1000, flush=True)"))["status"] == "ok"
+    while not (full := await keeper.spool_state()).unwritten:
         assert full.size_bytes <= 50_000
     resource.prlimit(pid, resource.RLIMIT_FSIZE, limits)
+    await until_printed(nursery.directory, "".join(f"{n} {'x' * 1000}\n" for n in range(100)))
     assert (await run(client, "print('room again')"))["status"] == "ok"
     await until(lambda: printed(nursery.directory).endswith("room again\n"))
     await keeper.signal(signal.SIGKILL)
     await asyncio.wait_for(keeper.wait(), DEADLINE_S)
     state = await keeper.spool_state()
-    assert len(spooled_headers(nursery.directory)) == state.end - state.dropped
+    seqs = [entry.seq for entry in read_spool(nursery.directory)]
+    assert seqs == list(range(state.end)) and (state.dropped, state.unwritten, keeper.lost) == (0, 0, 0)
     client.stop_channels()
     await manager.shutdown_kernel(now=True)
+
+
+@pytest.mark.slow
+async def test_a_kernel_ends_while_the_disk_is_full(nursery: Nursery) -> None:
+    """Its end is told when the disk has taken what it said."""
+    manager, keeper, limits = await _kernel_on_a_full_disk(nursery)
+    await keeper.signal(signal.SIGKILL)
+    await gone(keeper.info.pid)
+    assert keeper.returncode is None, "not before everything can be read"
+    resource.prlimit(keeper.info.keeper_pid, resource.RLIMIT_FSIZE, limits)
+    assert await asyncio.wait_for(keeper.wait(), DEADLINE_S) == -signal.SIGKILL
+    assert printed(nursery.directory) == "x" * 100_000 + "\n" and keeper.lost == 0
+    await manager.shutdown_kernel(now=True)
+
+
+@pytest.mark.slow
+async def test_a_kernel_ends_and_the_disk_stays_full(nursery: Nursery) -> None:
+    """Its end is told all the same, after a while, with the number of what is lost."""
+    manager, keeper, _ = await _kernel_on_a_full_disk(nursery)
+    await keeper.signal(signal.SIGKILL)
+    assert await asyncio.wait_for(keeper.wait(), DEADLINE_S) == -signal.SIGKILL
+    seqs = [entry.seq for entry in read_spool(nursery.directory)]
+    state = await keeper.spool_state()
+    assert keeper.lost == state.dropped == state.end - len(seqs) > 0
+    later = await Keeper.connect(nursery.directory)
+    assert later.lost == keeper.lost
+    await later.close()
+    await manager.shutdown_kernel(now=True)
+
+
+async def _kernel_on_a_full_disk(nursery: Nursery) -> tuple[Any, Keeper, tuple[int, int]]:
+    """A kernel whose output waits in its keeper."""
+    manager = await nursery.start_kernel()
+    keeper = keeper_of(manager)
+    client = await client_of(manager)
+    pid = keeper.info.keeper_pid
+    limits = resource.prlimit(pid, resource.RLIMIT_FSIZE, (50_000, resource.RLIM_INFINITY))
+    assert (await run(client, "print('x' * 100_000)"))["status"] == "ok"
+    client.stop_channels()
+    while not (await keeper.spool_state()).unwritten:
+        pass
+    return manager, keeper, limits
 
 
 @pytest.mark.slow

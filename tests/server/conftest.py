@@ -22,6 +22,7 @@ def serve_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[...
         settings.setdefault("log", f"sqlite://{directory}/log.db")
         with pytest.MonkeyPatch.context() as environment:
             environment.setenv("HIMALIA_RUNTIME_DIR", str(directory / "runtime"))
+            environment.setenv("HIMALIA_WAREHOUSE", str(directory / "warehouse"))
             servers.append(start_server(**settings))
         return servers[-1]
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from himalia.client.client import Client
 from himalia.errors import HimaliaError, TopicNotFound
+
+if TYPE_CHECKING:
+    from himalia.client.client import Client
 
 Result = TypeVar("Result")
 KERNELS = "kernels."
@@ -47,6 +49,9 @@ def make_app() -> typer.Typer:
 
 
 def connect(url: str | None, token: str | None) -> Client:
+    # Imported here: not every command that is described by these options talks to a server.
+    from himalia.client.client import Client
+
     return Client(url or None, token or None)
 
 

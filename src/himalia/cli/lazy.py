@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import Any, ClassVar
 
 import typer
 from typer.core import TyperGroup
@@ -19,6 +19,7 @@ COMMANDS = (
     "publish",
     "tail",
     "stats",
+    "pipeline",
     "backup",
     "restore",
 )
@@ -26,17 +27,20 @@ COMMANDS = (
 
 
 class LazyGroup(TyperGroup):
-    """The commands of ``COMMANDS``. Help and completion of the whole load them all; running one loads that one."""
+    """The commands of ``NAMES``. Help and completion of the whole load them all; running one loads that one."""
+
+    NAMES: ClassVar[tuple[str, ...]] = COMMANDS
+    MODULES: ClassVar[str] = "himalia.cli.{}"
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return list(COMMANDS)
+        return list(self.NAMES)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name not in COMMANDS:
+        if cmd_name not in self.NAMES:
             return None
         command = self.commands.get(cmd_name)
         if command is None:
-            found: typer.Typer = import_module(f"himalia.cli.{cmd_name}").app
+            found: typer.Typer = import_module(self.MODULES.format(cmd_name)).app
             command = self.commands[cmd_name] = get_command(found)
             command.name = cmd_name
         return command

@@ -1,6 +1,16 @@
 """The client library: ``Client`` for asyncio, ``SyncClient`` for everything else."""
 
-from himalia.client.answers import Execution, Health, Kernel, KernelSpecs, Stats, Submitted, TopicSummary
+from himalia.client.answers import (
+    Execution,
+    Health,
+    Kernel,
+    KernelSpecs,
+    Stats,
+    Submitted,
+    TableRows,
+    TableSummary,
+    TopicSummary,
+)
 from himalia.client.client import Client
 from himalia.client.events import (
     Disconnected,
@@ -40,6 +50,8 @@ __all__ = [
     "SubscriptionReplaced",
     "SyncClient",
     "SyncSubscription",
+    "TableRows",
+    "TableSummary",
     "TopicCreated",
     "TopicDeleted",
     "TopicSummary",

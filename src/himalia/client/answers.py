@@ -79,6 +79,32 @@ class Health(msgspec.Struct, frozen=True):
     log: str | None = None
 
 
+class TableColumn(msgspec.Struct, frozen=True):
+    name: str
+    type: str
+    description: str = ""
+
+
+class TableSummary(msgspec.Struct, frozen=True):
+    """A table of the pipeline, as it is now. ``updated`` is ISO 8601."""
+
+    name: str
+    description: str
+    rows: int | None
+    bytes: int
+    updated: str
+    columns: list[TableColumn]
+
+
+class TableRows(msgspec.Struct, frozen=True):
+    """Rows of a table, each a dictionary; times are ISO 8601. ``truncated``: there are more than these."""
+
+    table: str
+    columns: list[str]
+    rows: list[dict[str, Any]]
+    truncated: bool
+
+
 class Kernel(msgspec.Struct, frozen=True, kw_only=True):
     """A kernel of the server, in Jupyter Server's form and more. Times are ISO 8601."""
 

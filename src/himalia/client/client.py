@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping, Sequence
 from os import PathLike
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
@@ -17,6 +17,8 @@ from himalia.client.answers import (
     KernelSpecs,
     Stats,
     Submitted,
+    TableRows,
+    TableSummary,
     TopicSummary,
 )
 from himalia.client.bulk import Bulk
@@ -283,6 +285,31 @@ class Client:
         check_name(topic)
         return self._calling().read(
             topic, {"from": from_, "since": since, "last": last, "limit": limit, "epoch": epoch}
+        )
+
+    # Tables
+
+    async def tables(self) -> list[TableSummary]:
+        """The tables that the pipeline has made, with their columns; none if it has not run yet."""
+        return await self._calling().tables()
+
+    async def table(
+        self,
+        name: str,
+        *,
+        where: str | None = None,
+        order: str | None = None,
+        columns: Sequence[str] | None = None,
+        limit: int | None = None,
+    ) -> TableRows:
+        """Rows of a table for which ``where``, a condition in SQL, holds; the newest first, at most 100.
+
+        ``order`` names columns, each with ``asc`` or ``desc``; ``limit`` may be up to 10,000. Raises ``BadQuery`` with
+        the engine's own words, ``TableNotFound``, or ``QueryTooLarge``.
+        """
+        wanted = None if columns is None else ",".join(columns)
+        return await self._calling().table(
+            name, {"where": where, "order": order, "columns": wanted, "limit": limit}
         )
 
     # Kernels

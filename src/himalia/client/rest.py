@@ -5,12 +5,12 @@ from __future__ import annotations
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import httpx
 import msgspec
 
-from himalia.client.answers import Health, Stats, TopicSummary
+from himalia.client.answers import Health, Stats, TableRows, TableSummary, TopicSummary
 from himalia.client.discovery import Address, Finder
 from himalia.client.events import Event
 from himalia.client.failures import error_from_answer, translating
@@ -25,6 +25,10 @@ Answer = TypeVar("Answer")
 
 class _TopicList(msgspec.Struct):
     topics: list[TopicSummary]
+
+
+class _TableList(msgspec.Struct):
+    tables: list[TableSummary]
 
 
 class _Stored(msgspec.Struct):
@@ -73,6 +77,13 @@ class Rest:
     async def health(self) -> Health:
         # 503 is a server that says what is wrong with it, which is what was asked.
         return await self.call("GET", "/health", Health, also=503)
+
+    async def tables(self) -> list[TableSummary]:
+        return (await self.call("GET", "/tables", _TableList)).tables
+
+    async def table(self, name: str, parameters: dict[str, Any]) -> TableRows:
+        given = {name: value for name, value in parameters.items() if value is not None}
+        return await self.call("GET", f"/tables/{quote(name, safe='')}?{urlencode(given)}", TableRows)
 
     async def read(self, topic: str, parameters: dict[str, Any]) -> AsyncGenerator[Event, None]:
         address = self._finder.find()

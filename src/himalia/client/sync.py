@@ -17,6 +17,8 @@ from himalia.client.answers import (
     KernelSpecs,
     Stats,
     Submitted,
+    TableRows,
+    TableSummary,
     TopicSummary,
 )
 from himalia.client.client import Client
@@ -144,6 +146,13 @@ class SyncClient:
 
     def health(self) -> Health:
         return self._run(self._client.health())
+
+    def tables(self) -> list[TableSummary]:
+        return self._run(self._client.tables())
+
+    def table(self, name: str, **options: Any) -> TableRows:
+        """Rows of a table. Takes the options of ``Client.table``."""
+        return self._run(self._client.table(name, **options))
 
     def kernels(self) -> list[Kernel]:
         return self._run(self._client.kernels())

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from himalia.kernels.broker import (
         BrokerConfig,
         BrokerStats,
-        ExecutionGuard,
-        GlobalSubscriber,
         IopubBroker,
         RequestContext,
     )
@@ -21,6 +19,8 @@ if TYPE_CHECKING:
     from himalia.kernels.collector import ExecutionCollector
     from himalia.kernels.connection_file import ConnectionInfo, read_connection_file
     from himalia.kernels.execute import execute_code
+    from himalia.kernels.global_subscriber import GlobalSubscriber
+    from himalia.kernels.guard import ExecutionGuard
     from himalia.kernels.host import KernelHost
     from himalia.kernels.iopub import IopubThread, start_iopub_thread
     from himalia.kernels.kernel import Kernel
@@ -36,10 +36,10 @@ _HOMES = {
     "Code": "request",
     "ConnectionInfo": "connection_file",
     "ExecutionCollector": "collector",
-    "ExecutionGuard": "broker",
+    "ExecutionGuard": "guard",
     "ExecutionResult": "result",
     "ExecutionStatus": "result",
-    "GlobalSubscriber": "broker",
+    "GlobalSubscriber": "global_subscriber",
     "IopubBroker": "broker",
     "IopubThread": "iopub",
     "Kernel": "kernel",

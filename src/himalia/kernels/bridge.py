@@ -1,8 +1,8 @@
 """A kernel's way into its topic: everything it says, in the order it came, each once.
 
 The bridge is a subscriber that may not drop. It buffers while the log is slow or unwell, up to a limit in bytes.
-Beyond it, it takes nothing more until half of that is stored: the intake then pauses and goes on from the kernel's
-spool. Where there is no spool, what was missed is counted and told, for a record of the gap.
+Beyond it, it takes nothing more until half of that is stored: the kernel's spool is read no further meanwhile. Where
+there is no spool, what was missed is counted and told, for a record of the gap.
 """
 
 from __future__ import annotations

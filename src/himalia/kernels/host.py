@@ -30,10 +30,11 @@ from himalia.kernels.bridge import Bridge
 from himalia.kernels.broker import IopubBroker
 from himalia.kernels.connection_file import ConnectionInfo, find_connection_file, read_connection_file
 from himalia.kernels.history import find_request, last_iopub_id, read_execution
-from himalia.kernels.intake import Intake
+from himalia.kernels.intake import SPOOL_WAS_FULL, Bookmark, Intake
 from himalia.kernels.iopub import IopubThread
-from himalia.kernels.keeping import KeeperGone, found_keepers, read_spool, remove_leftovers
-from himalia.kernels.kernel import TOPIC_PREFIX, Kernel, Parts
+from himalia.kernels.keeping import KeeperGone, found_keepers, remove_leftovers
+from himalia.kernels.kernel import TOPIC_PREFIX, Kernel
+from himalia.kernels.parts import Parts
 from himalia.kernels.process import KernelProcess
 from himalia.kernels.records import KernelEvent, event_draft
 from himalia.kernels.recovery import (
@@ -271,6 +272,7 @@ class KernelHost:
         bridge = Bridge(self._manager.publish, topic, kernel_id, bytes_max=self._settings.kernel_buffer_bytes)
         broker = IopubBroker()
         broker.add_global_subscriber(bridge)
+        gaps: list[int] = []
         intake = Intake(
             broker,
             Wire(
@@ -278,16 +280,20 @@ class KernelHost:
                 scheme=connection.signature_scheme,
                 bytes_max=self._settings.kernel_message_bytes_max,
             ),
-            read_spool=lambda after: read_spool(directory, after),
-            wanted=wanted,
+            directory,
+            Bookmark(wanted=wanted),
             is_blocked=lambda: bridge.overflowed,
+            on_gap=gaps.append,
         )
         finished = threading.Event()
         await asyncio.to_thread(intake.finish, finished.set)
         while not finished.is_set():
-            # It waits for the log.
-            await asyncio.sleep(0.05)
-            await asyncio.to_thread(intake.periodic)
+            if not await asyncio.to_thread(intake.read):
+                # It waits for the log.
+                await asyncio.sleep(0.05)
+        intake.close()
+        for count in gaps:
+            bridge.put(event_draft(kernel_id, KernelEvent.GAP, count=count, reason=SPOOL_WAS_FULL))
         await bridge.close()
 
     async def _close_gone(self, kernel_id: str, reason: str) -> None:

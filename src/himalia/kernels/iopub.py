@@ -1,4 +1,7 @@
-"""Listening to IOPub: one thread drains the sockets of all kernels and hands over what came, in batches."""
+"""Listening to IOPub: one thread takes in what all kernels say and hands it over, in batches.
+
+Of a kept kernel it reads the spool, of any other a socket of its own.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import zmq
 
 from himalia.kernels.broker import IopubBroker
 from himalia.kernels.connection_file import ConnectionInfo
+from himalia.kernels.keeper.flood import Flood
+from himalia.kernels.seldom import Seldom
 from himalia.kernels.wire import Fault, KernelMessage, Wire
 
 logger = logging.getLogger("himalia.kernels.iopub")
@@ -23,13 +28,40 @@ POLL_MS = 100
 BATCH_MAX = 512
 """Messages taken from one socket before the next has its turn."""
 BATCH_BYTES_MAX = 8 << 20
-FLOOD_TURNS = 16
-FLOOD_WINDOW_S = 0.02
-"""So many turns with messages in so short a time are a flood."""
 GATHER_S = 0.005
 """A pause in a flood, so that its messages come in batches: each batch costs a commit."""
 RECONNECT_AFTER_MS = 20
-LOG_FAULTS_EVERY_S = 10.0
+WELCOME_WITHIN_S = 2.0
+
+
+class KernelFeed(Protocol):
+    """Where the messages of one kernel come from. Apart from its attributes, used in the thread only."""
+
+    @property
+    def name(self) -> str:
+        """For the server's own log."""
+
+    @property
+    def closed(self) -> threading.Event:
+        """Set by the thread when nothing more will be handed over."""
+
+    @property
+    def source(self) -> Any:
+        """What to wait for, a ZeroMQ socket or a descriptor; None if there is nothing, or nothing any more."""
+
+    @property
+    def is_flooding(self) -> bool:
+        """Whether the thread should pause before it drains again, so that messages come in larger batches."""
+
+    def open(self, context: zmq.Context[zmq.Socket[bytes]]) -> None: ...
+
+    def drain(self) -> bool:
+        """Hand over what is waiting, up to a batch; says whether there may be more. Must not block."""
+
+    def periodic(self) -> bool:
+        """Called about every 100 ms, whether anything came or not; says what ``drain`` does."""
+
+    def close(self) -> None: ...
 
 
 class Listener(Protocol):
@@ -50,11 +82,14 @@ class Feed:
         self.connection = connection
         self.wire = wire
         self.listener = listener
-        self.socket: zmq.Socket[bytes] | None = None
+        self.name = connection.endpoint("iopub")
+        self.source: zmq.Socket[bytes] | None = None
         self.closed = threading.Event()
-        self._complained_s = 0.0
+        self.is_flooding = False
+        self._flood = Flood(GATHER_S)
+        self._complaint = Seldom()
 
-    def open(self, context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
+    def open(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         socket = context.socket(zmq.SUB)
         # ZeroMQ would drop silently at its own limit; what bounds memory here is the listener.
         socket.rcvhwm = 0
@@ -64,14 +99,12 @@ class Feed:
         self.connection.secure(socket)
         # Before connecting, so that nothing published in between is missed.
         socket.subscribe(b"")
-        socket.connect(self.connection.endpoint("iopub"))
-        self.socket = socket
-        return socket
+        socket.connect(self.name)
+        self.source = socket
 
     def drain(self) -> bool:
-        """Hand over what is waiting, up to a batch; says whether there may be more."""
-        assert self.socket is not None
-        receive, decode = self.socket.recv_multipart, self.wire.decode
+        assert self.source is not None
+        receive, decode = self.source.recv_multipart, self.wire.decode
         messages: list[KernelMessage] = []
         faults: list[Fault] = []
         size = 0
@@ -94,39 +127,35 @@ class Feed:
         if faults:
             self._complain(faults)
             self.listener.faulty(faults)
+        self.is_flooding = self._is_flood(messages) and not more
         return more
 
-    def _complain(self, faults: Sequence[Fault]) -> None:
-        # Whoever sends rubbish could otherwise fill the server's log.
+    def periodic(self) -> bool:
+        self.listener.periodic()
+        return False
+
+    def close(self) -> None:
+        if self.source is not None:
+            self.source.close()
+            self.source = None
+
+    def _is_flood(self, messages: Sequence[KernelMessage]) -> bool:
         now_s = time.monotonic()
-        if now_s - self._complained_s >= LOG_FAULTS_EVERY_S:
-            self._complained_s = now_s
+        if any(message.msg_type == "status" for message in messages):
+            self._flood.end(now_s)
+            return False
+        return self._flood.took(len(messages), now_s)
+
+    def _complain(self, faults: Sequence[Fault]) -> None:
+        if self._complaint.is_due():
+            first = faults[0]
             logger.warning(
                 "%s sent %d messages that were refused, the first: %s (%s)",
-                self.connection.endpoint("iopub"),
+                self.name,
                 len(faults),
-                faults[0].kind,
-                faults[0].detail,
+                first.kind,
+                first.detail,
             )
-
-
-class Flood:
-    """Whether messages come so thick that it pays to let some gather."""
-
-    def __init__(self) -> None:
-        self._began_s = 0.0
-        self._turns = 0
-        self._is_on = False
-
-    def is_on(self, now_s: float) -> bool:
-        """Called for each turn that brought messages."""
-        self._turns += 1
-        if now_s - self._began_s >= FLOOD_WINDOW_S:
-            # While gathering there are at most as many turns as pauses in the window.
-            wanted = FLOOD_WINDOW_S / GATHER_S / 2 if self._is_on else FLOOD_TURNS
-            self._is_on = self._turns >= wanted and now_s - self._began_s < 2 * FLOOD_WINDOW_S
-            self._began_s, self._turns = now_s, 0
-        return self._is_on
 
 
 class IopubThread:
@@ -135,7 +164,11 @@ class IopubThread:
     def __init__(self) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._poller = zmq.Poller()
-        self._feeds: dict[zmq.Socket[bytes], Feed] = {}
+        self._feeds: list[KernelFeed] = []
+        # What is waited for, by feed; some have nothing to wait for.
+        self._watched: dict[KernelFeed, Any] = {}
+        # Those that had more than a batch, and are drained again without waiting.
+        self._behind: list[KernelFeed] = []
         self._commands: deque[Callable[[], None]] = deque()
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
@@ -145,7 +178,6 @@ class IopubThread:
         self._has_ended = False
         self._lock = threading.Lock()
         self._periodic_s = 0.0
-        self._flood = Flood()
         self._thread = threading.Thread(target=self._run, name="himalia-iopub", daemon=True)
 
     def start(self) -> None:
@@ -166,11 +198,11 @@ class IopubThread:
         while self._commands:
             self._commands.popleft()()
 
-    def add(self, feed: Feed) -> None:
-        """Begin to listen. The socket is connected soon after this returns."""
+    def add(self, feed: KernelFeed) -> None:
+        """Begin to listen. The feed is opened soon after this returns."""
         self._command(lambda: self._add(feed))
 
-    def remove(self, feed: Feed) -> None:
+    def remove(self, feed: KernelFeed) -> None:
         """Stop listening; ``feed.closed`` is set when nothing more will be handed over."""
         self._command(lambda: self._remove(feed))
 
@@ -198,29 +230,37 @@ class IopubThread:
             while not self._stopping:
                 self._turn()
         finally:
-            for feed in list(self._feeds.values()):
+            for feed in list(self._feeds):
                 self._remove(feed)
             self._context.term()
 
     def _turn(self) -> None:
-        ready = dict(self._poller.poll(POLL_MS))
+        ready = dict(self._poller.poll(0 if self._behind else POLL_MS))
         if self._wake_read in ready:
             self._obey()
-        due = [feed for socket, feed in self._feeds.items() if socket in ready]
-        has_more = [self._guarded(feed, feed.drain) for feed in due]
+        told = [feed for feed, source in self._watched.items() if source in ready]
+        due = [*told, *(feed for feed in self._behind if feed not in told)]
+        self._behind = [feed for feed in due if self._drain(feed)]
         now_s = time.monotonic()
-        if due and self._flood.is_on(now_s) and not any(has_more):
+        if not self._behind and any(feed.is_flooding for feed in due):
             time.sleep(GATHER_S)
         if now_s >= self._periodic_s:
             self._periodic_s = now_s + POLL_MS / 1000
-            for feed in list(self._feeds.values()):
-                self._guarded(feed, feed.listener.periodic)
+            for feed in list(self._feeds):
+                if self._guarded(feed, feed.periodic) and feed not in self._behind:
+                    self._behind.append(feed)
 
-    def _guarded(self, feed: Feed, work: Callable[[], bool | None]) -> bool | None:
+    def _drain(self, feed: KernelFeed) -> bool:
+        has_more = self._guarded(feed, feed.drain)
+        if feed.source is None:
+            self._unwatch(feed)
+        return has_more
+
+    def _guarded(self, feed: KernelFeed, work: Callable[[], bool]) -> bool:
         try:
             return work()
         except Exception:  # a bug on one kernel may not end listening to all others
-            logger.exception("listening to %s failed", feed.connection.endpoint("iopub"))
+            logger.exception("listening to %s failed", feed.name)
             return False
 
     def _obey(self) -> None:
@@ -234,46 +274,84 @@ class IopubThread:
             except Exception:  # as in _guarded
                 logger.exception("something asked of the listening thread failed")
 
-    def _add(self, feed: Feed) -> None:
+    def _add(self, feed: KernelFeed) -> None:
         if self._stopping:
             feed.closed.set()
             return
         try:
-            socket = feed.open(self._context)
+            feed.open(self._context)
         except zmq.ZMQError:
-            logger.exception("cannot listen to %s", feed.connection.endpoint("iopub"))
+            logger.exception("cannot listen to %s", feed.name)
             feed.closed.set()
             return
-        self._feeds[socket] = feed
-        self._poller.register(socket, zmq.POLLIN)
+        self._feeds.append(feed)
+        # There may be something already.
+        self._behind.append(feed)
+        if feed.source is not None:
+            self._watched[feed] = feed.source
+            self._poller.register(feed.source, zmq.POLLIN)
 
-    def _remove(self, feed: Feed) -> None:
-        if feed.socket is not None and self._feeds.pop(feed.socket, None) is not None:
-            self._poller.unregister(feed.socket)
-            feed.socket.close()
+    def _unwatch(self, feed: KernelFeed) -> None:
+        source = self._watched.pop(feed, None)
+        if source is not None:
+            self._poller.unregister(source)
+
+    def _remove(self, feed: KernelFeed) -> None:
+        if feed in self._feeds:
+            self._feeds.remove(feed)
+            self._unwatch(feed)
+            feed.close()
+        if feed in self._behind:
+            self._behind.remove(feed)
         feed.closed.set()
 
 
 class BrokerListener:
-    """Routes everything to a broker and lets it clean up when it is time."""
+    """Routes everything to a broker and lets it clean up when it is time. Faults, too, may be of interest."""
 
-    def __init__(self, broker: IopubBroker) -> None:
+    def __init__(
+        self, broker: IopubBroker, on_faults: Callable[[Sequence[Fault]], None] | None = None
+    ) -> None:
         self._broker = broker
+        self._on_faults = on_faults
 
     def received(self, messages: Sequence[KernelMessage]) -> None:
         self._broker.route_messages(messages)
 
     def faulty(self, faults: Sequence[Fault]) -> None:
-        """The wire has counted them."""
+        # The wire has counted them.
+        if self._on_faults is not None:
+            self._on_faults(faults)
 
     def periodic(self) -> None:
         self._broker.cleanup_if_due()
 
 
-def start_iopub_thread(connection: ConnectionInfo, broker: IopubBroker) -> IopubThread:
-    """Listen to one kernel and route what it publishes. The caller stops the thread."""
+class _FirstWord:
+    """A subscriber that waits for the first message of all."""
+
+    def __init__(self) -> None:
+        self.heard = threading.Event()
+
+    def offer(self, messages: Sequence[KernelMessage]) -> bool:
+        self.heard.set()
+        return False  # that was all
+
+
+def start_iopub_thread(
+    connection: ConnectionInfo, broker: IopubBroker, *, welcome_within_s: float = WELCOME_WITHIN_S
+) -> IopubThread:
+    """Listen to one kernel and route what it publishes. The caller stops the thread.
+
+    Comes back when the kernel was heard: new ones welcome whoever listens, so that nothing of a request that is sent
+    then is missed. One that says nothing within so many seconds is listened to all the same.
+    """
     wire = Wire(connection.key.encode(), scheme=connection.signature_scheme)
+    first = _FirstWord()
+    broker.add_global_subscriber(first)
     thread = IopubThread()
     thread.start()
     thread.add(Feed(connection, wire, BrokerListener(broker)))
+    first.heard.wait(welcome_within_s)
+    broker.remove_global_subscriber(first)
     return thread

@@ -31,6 +31,7 @@ __all__ = [
     "Launch",
     "SpoolState",
     "Spooled",
+    "follow",
     "found_keepers",
     "log_tail",
     "read_spool",
@@ -84,8 +85,10 @@ class SpoolState(msgspec.Struct, frozen=True):
     first: int
     end: int
     dropped: int
-    """Messages that the disk did not take or that made room for later ones, since this keeper started."""
+    """Messages that made room for later ones, or that the disk never took, since this keeper started."""
     size_bytes: int
+    unwritten: int = 0
+    """The last messages that cannot be read yet: they wait for a disk that is full."""
 
 
 class KeeperInfo(msgspec.Struct, frozen=True):
@@ -131,6 +134,8 @@ class Keeper:
         self._heard = asyncio.Event()
         self._is_closing = False
         self._on_exit: Callable[[int], None] | None = None
+        self.lost = 0
+        """How many of the last messages of a kernel that has ended its disk did not take."""
         self._reading = self._loop.create_task(self._read())
 
     @classmethod
@@ -307,6 +312,7 @@ class Keeper:
     def _take(self, message: dict[str, Any]) -> None:
         match message.get("event"):
             case "exited":
+                self.lost = message.get("lost", 0)
                 self._set_exit(message["returncode"])
             case "listening":
                 self._heard.set()
@@ -336,6 +342,22 @@ class Keeper:
         callback, self._on_exit = self._on_exit, None
         if callback is not None:
             callback(self._exit.result())
+
+
+def follow(socket_path: str) -> socket.socket:
+    """A socket that becomes readable whenever the spool of a keeper grew; what it brings says nothing more.
+
+    It brings something at once, too. It does not hold the lease. Never blocks; raises OSError if nobody listens.
+    """
+    sock = socket.socket(socket.AF_UNIX)
+    sock.setblocking(False)
+    try:
+        sock.connect(socket_path)
+        sock.sendall(b'{"op":"follow","id":1}\n')
+    except BaseException:
+        sock.close()
+        raise
+    return sock
 
 
 def found_keepers(runtime_dir: Path) -> list[Path]:

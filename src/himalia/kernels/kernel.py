@@ -8,32 +8,28 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Sequence
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
-import zmq
 
 from himalia.errors import HimaliaError, KernelFailed, KernelUnavailable, TopicExists
 from himalia.kernels.bridge import Bridge
 from himalia.kernels.broker import BrokerConfig, BrokerStats, IopubBroker
 from himalia.kernels.connection_file import ConnectionInfo
-from himalia.kernels.heartbeat import Heartbeat
-from himalia.kernels.intake import Intake
-from himalia.kernels.iopub import Feed, IopubThread
+from himalia.kernels.intake import SPOOL_WAS_FULL, Bookmark
 from himalia.kernels.keeping import Keeper
+from himalia.kernels.link import Link
+from himalia.kernels.parts import Parts
 from himalia.kernels.process import KernelProcess
 from himalia.kernels.records import KernelEvent, draft_of, event_draft
 from himalia.kernels.recovery import OpenRequest
 from himalia.kernels.request import Code, Request
 from himalia.kernels.result import ExecutionStatus
 from himalia.kernels.runner import Runner
-from himalia.kernels.shell import Asked, ShellClient, ShellPort
-from himalia.kernels.tracing import RequestTracing
-from himalia.kernels.wire import Fault, FaultKind, KernelMessage, Wire
+from himalia.kernels.shell import Asked, ShellPort
+from himalia.kernels.wire import Fault, FaultKind, KernelMessage
 from himalia.log.contract import Log
-from himalia.pubsub import PubSubManager
 from himalia.record import now_us
-from himalia.settings import Settings
 
 logger = logging.getLogger("himalia.kernels")
 
@@ -76,18 +72,6 @@ class KernelModel(msgspec.Struct, frozen=True, kw_only=True):
     pid: int | None
     started_us: int
     buffered_bytes: int
-
-
-class Parts(NamedTuple):
-    """What all kernels of a server share."""
-
-    manager: PubSubManager
-    iopub: IopubThread
-    context: zmq.Context[zmq.Socket[bytes]]
-    settings: Settings
-    tracing: RequestTracing | None
-    clock: Callable[[], float] = time.monotonic
-    """By which requests go stale."""
 
 
 class _Status(msgspec.Struct, gc=False):
@@ -160,7 +144,8 @@ class Kernel:
         # Of the links before this one.
         self._faults: Counter[FaultKind] = Counter()
         self._asked: deque[str] = deque(maxlen=ASKED_MAX)
-        self._last_routed = ""
+        self.bookmark = Bookmark()
+        """Where the reading of its spool stands."""
         self._heard = asyncio.Event()
         self._heard_s = 0.0
         self._input: KernelMessage | None = None
@@ -235,10 +220,9 @@ class Kernel:
         self._phase = KernelState.IDLE
         # Before listening: what the spool tells of them must find them.
         self.go_on_with(found)
-        link = self._listen(connection, wanted)
+        self.bookmark = Bookmark(wanted=wanted)
+        self._listen(connection)
         self.runner.go()
-        # Makes the kernel say something, so that spool and live messages can be joined, without disturbing it.
-        self._ask(link, "control")
         self.settle_adopted()
 
     def go_on_with(self, found: Sequence[OpenRequest]) -> None:
@@ -286,8 +270,7 @@ class Kernel:
             self._phase = KernelState.RESTARTING
             self.runner.end_all(ExecutionStatus.ABORTED, "the kernel was restarted")
             await self.bridge.put(event_draft(self.id, KernelEvent.RESTARTING, reason=reason))
-            # From here on the spool listens for both processes: a socket that connects again could miss the first
-            # words of the new one and hear the next.
+            # The spool is that of both processes: what is not read now is read later.
             await self._disconnect()
             await process.restart()
             self._said = KernelState.IDLE
@@ -352,7 +335,7 @@ class Kernel:
 
     async def _connect(self, connection: ConnectionInfo) -> None:
         """Listen to a new process and wait until it answers, on IOPub too."""
-        link = self._listen(connection, self._last_routed)
+        link = self._listen(connection)
         timeout_s = self._parts.settings.kernel_start_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
@@ -369,8 +352,8 @@ class Kernel:
             # Just now, when its end was not looked for.
             self._exited(self.process.returncode)
 
-    def _listen(self, connection: ConnectionInfo, wanted: str) -> Link:
-        link = self._link = Link(self, connection, wanted, self._parts)
+    def _listen(self, connection: ConnectionInfo) -> Link:
+        link = self._link = Link(self, connection, self.process, self._parts)
         if self.process is not None:
             self.process.on_exit = self._exited
             if self.process.returncode is not None:
@@ -389,22 +372,26 @@ class Kernel:
         # The shell of a kernel that is not ours may be busy for hours.
         port: ShellPort = "control" if self.is_foreign else "shell"
         self._heard.clear()
+        if self.process is not None:
+            # What the kernel says before its keeper hears it is lost, and would have to be asked for again.
+            listening = asyncio.ensure_future(self.process.wait_until_listening())
+            try:
+                await self._done_or_end(listening)
+            finally:
+                listening.cancel()
         while True:
             asked = self._ask(link, port)
-            await self._reply_or_end(asked.reply)
-            try:
-                await asyncio.wait_for(self._heard.wait(), ASK_AGAIN_S)
-            except TimeoutError:
-                continue
-            return
+            await self._done_or_end(asked.reply)
+            if await self._is_told(self._heard, ASK_AGAIN_S):
+                return
 
-    async def _reply_or_end(self, reply: asyncio.Future[KernelMessage]) -> None:
-        """Wait for a reply; raises ``KernelFailed`` if the process ends instead, or is to."""
-        waiting: list[asyncio.Future[Any]] = [reply, self._end_wanted]
+    async def _done_or_end(self, future: asyncio.Future[Any]) -> None:
+        """Wait for something; raises ``KernelFailed`` if the process ends instead, or is to."""
+        waiting: list[asyncio.Future[Any]] = [future, self._end_wanted]
         if self.process is not None:
             waiting.append(self.process.exited)
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        if reply.done():
+        if future.done():
             return
         if self.process is None or not self.process.exited.done():
             raise KernelFailed(
@@ -428,13 +415,20 @@ class Kernel:
         try:
             await asked.reply
             # With its idle, all that the kernel said before has been heard too.
-            async with asyncio.timeout(IDLE_WITHIN_S):
-                await turn.wait()
-        except TimeoutError:
-            pass
+            await self._is_told(turn, IDLE_WITHIN_S)
         finally:
             del self._turns[asked.id]
         self.runner.settle_adopted()
+
+    async def _is_told(self, event: asyncio.Event, within_s: float) -> bool:
+        """Whether something is heard in time; while messages wait to be heard, the time does not count."""
+        while not event.is_set():
+            try:
+                await asyncio.wait_for(event.wait(), within_s)
+            except TimeoutError:
+                if not self._is_behind():
+                    return False
+        return True
 
     def _last_words(self) -> str:
         words = self.process.last_words() if self.process is not None else ""
@@ -445,11 +439,10 @@ class Kernel:
         if link is not None:
             await link.close()
             self._faults += link.faults
-            self._last_routed = link.intake.last_routed
 
-    async def _hear_out(self, *, is_kept: bool) -> None:
+    async def _hear_out(self) -> None:
         """Returns when all that the process said, which is gone, has been heard."""
-        if not is_kept:
+        if self.is_foreign:
             await self._quiet()
         if self._link is not None:
             await self._link.finish()
@@ -465,7 +458,7 @@ class Kernel:
             await asyncio.sleep(left_s)
 
     def _is_behind(self) -> bool:
-        return self.bridge.overflowed or (self._link is not None and not self._link.intake.is_live)
+        return self.bridge.overflowed or (self._link is not None and self._link.is_behind)
 
     # What comes
 
@@ -516,8 +509,8 @@ class Kernel:
                 self._loop.call_soon_threadsafe(self._too_large, fault)
 
     def gap(self, count: int) -> None:
-        """In the IOPub thread: the spool lost messages before they were read."""
-        self._loop.call_soon_threadsafe(self._gap, count, "the spool was full")
+        """In the IOPub thread: the spool gave up messages before they were read."""
+        self._loop.call_soon_threadsafe(self._gap, count, SPOOL_WAS_FULL)
 
     def _too_large(self, fault: Fault) -> None:
         self.bridge.put(
@@ -570,6 +563,9 @@ class Kernel:
             self._die("it no longer answers")
 
     def _exited(self, returncode: int) -> None:
+        if self.process is not None and self.process.lost:
+            lost, self.process.lost = self.process.lost, 0
+            self._gap(lost, "the disk was full when the kernel ended")
         if self._phase is KernelState.IDLE:
             self._die(_how_it_ended(returncode), returncode=returncode)
 
@@ -585,7 +581,7 @@ class Kernel:
             self._end(KernelEvent.DIED, reason, **data)
 
     async def _die_and_restart(self, process: KernelProcess, reason: str, data: dict[str, Any]) -> None:
-        await self._hear_out(is_kept=process.is_kept)
+        await self._hear_out()
         self.runner.end_all(ExecutionStatus.DIED, f"the kernel died: {reason}")
         await self.bridge.put(event_draft(self.id, KernelEvent.DIED, reason=reason, **data))
         await self._restart(process, "it died")
@@ -603,9 +599,9 @@ class Kernel:
         process = self.process
         if process is not None and self._link is None:
             # It was being restarted: the spool may have more of the old process.
-            self._listen(process.connection, self._last_routed)
+            self._listen(process.connection)
         if self._phase is KernelState.DEAD or (process is not None and not process.is_kept):
-            await self._hear_out(is_kept=process is not None and process.is_kept)
+            await self._hear_out()
             self.runner.end_all(ExecutionStatus.DIED, f"the kernel died: {reason}")
         try:
             if process is not None:
@@ -624,7 +620,7 @@ class Kernel:
             self._on_ended(self)
 
     async def _before_release(self, keeper: Keeper) -> None:
-        await self._hear_out(is_kept=keeper.is_connected)
+        await self._hear_out()
 
     async def _end_restarting(self) -> None:
         if self._restarting is not None:
@@ -653,59 +649,6 @@ class Kernel:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             logger.error("kernel %s: something failed", self.id, exc_info=task.exception())
-
-
-class Link:
-    """The sockets to one process of a kernel; a restart makes new ones."""
-
-    def __init__(self, kernel: Kernel, connection: ConnectionInfo, wanted: str, parts: Parts) -> None:
-        key, scheme = connection.key.encode(), connection.signature_scheme
-        bytes_max = parts.settings.kernel_message_bytes_max
-        self._iopub = parts.iopub
-        self._shell_wire = Wire(key, scheme=scheme, bytes_max=bytes_max)
-        self.wire = Wire(key, scheme=scheme, bytes_max=bytes_max)
-        self.intake = Intake(
-            kernel.broker,
-            self.wire,
-            read_spool=kernel.process.read_spool if kernel.process is not None else None,
-            wanted=wanted,
-            is_blocked=lambda: kernel.bridge.overflowed,
-            on_faults=kernel.faulty,
-            on_gap=kernel.gap,
-        )
-        self._feed = Feed(connection, self.wire, self.intake)
-        self._iopub.add(self._feed)
-        self.shell = ShellClient(
-            connection,
-            self._shell_wire,
-            parts.context,
-            kernel.received,
-        )
-        self.heartbeat = Heartbeat(
-            connection, parts.context, parts.settings.kernel_heartbeat_s, kernel.beating, kernel.runner.touch
-        )
-
-    @property
-    def faults(self) -> Counter[FaultKind]:
-        # A copy first: the IOPub thread may be counting.
-        return self.wire.faults.copy() + self._shell_wire.faults
-
-    async def close(self) -> None:
-        self.heartbeat.close()
-        self.shell.close()
-        self._iopub.remove(self._feed)
-        await asyncio.to_thread(self._feed.closed.wait)
-
-    async def finish(self) -> None:
-        """The process has ended: returns when what the spool has of it is on its way to the log."""
-        loop = asyncio.get_running_loop()
-        finished = asyncio.Event()
-
-        def tell() -> None:
-            loop.call_soon_threadsafe(finished.set)
-
-        self._iopub.call(lambda: self.intake.finish(tell))
-        await finished.wait()
 
 
 async def _within(seconds: float, work: Coroutine[Any, Any, object]) -> None:

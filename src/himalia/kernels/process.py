@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from jupyter_client.kernelspec import KernelSpecManager, NoSuchKernel
@@ -11,7 +12,7 @@ from jupyter_client.manager import AsyncKernelManager
 
 from himalia.errors import BadRequest, KernelFailed
 from himalia.kernels.connection_file import ConnectionInfo, read_connection_file
-from himalia.kernels.keeping import Keeper, KernelNotStarted, read_spool, remove_leftovers
+from himalia.kernels.keeping import Keeper, KernelNotStarted, Spooled, read_spool, remove_leftovers
 from himalia.kernels.provisioner import KeeperProvisioner, let_go, reattach
 from himalia.settings import Settings
 
@@ -29,8 +30,12 @@ class KernelProcess:
         self._manager = manager
         self._provisioner = provisioner
         self.connection: ConnectionInfo
+        self.directory: Path
+        self.keeper_socket: str
         self.on_exit: Callable[[int], None] | None = None
         self.exited: asyncio.Future[int]
+        self.lost = 0
+        """How many of the last messages of a process that has ended are not in its spool: the disk was full."""
         self._adopt()
 
     @classmethod
@@ -120,10 +125,15 @@ class KernelProcess:
         keeper = self._provisioner.keeper
         return keeper is not None and keeper.is_connected
 
-    def read_spool(self, after: int) -> Iterator[tuple[int, list[bytes]]]:
-        """What the keeper has heard after that number. Blocks; called in the IOPub thread."""
-        for spooled in read_spool(self._directory, after):
-            yield spooled.seq, spooled.frames
+    def read_spool(self, after: int) -> Iterator[Spooled]:
+        """What the keeper has heard after that number. Blocks."""
+        return read_spool(self.directory, after)
+
+    async def wait_until_listening(self) -> None:
+        """Wait until the keeper hears what the process publishes, or the process has ended."""
+        keeper = self._provisioner.keeper
+        if keeper is not None:
+            await keeper.wait_until_listening()
 
     def last_words(self) -> str:
         """The end of what the kernel wrote to its terminal, if it had one."""
@@ -148,7 +158,7 @@ class KernelProcess:
         """End the process and its keeper, and remove what they left."""
         await self._manager.shutdown_kernel(now=self.returncode is not None)
         # Of one that could not be restarted.
-        await asyncio.to_thread(remove_leftovers, self._directory)
+        await asyncio.to_thread(remove_leftovers, self.directory)
 
     async def let_go(self) -> None:
         """Leave it to its keeper."""
@@ -158,12 +168,15 @@ class KernelProcess:
         """Take note of the process that runs now."""
         keeper = self._provisioner.keeper
         assert keeper is not None
-        self._directory = keeper.directory
+        self.directory = keeper.directory
+        self.keeper_socket = keeper.info.socket
         self.connection = read_connection_file(Path(keeper.info.connection_file))
+        self.lost = 0
         self.exited = asyncio.get_running_loop().create_future()
-        keeper.on_exit = self._ended
+        keeper.on_exit = partial(self._ended, keeper)
 
-    def _ended(self, returncode: int) -> None:
+    def _ended(self, keeper: Keeper, returncode: int) -> None:
+        self.lost = keeper.lost
         if not self.exited.done():
             self.exited.set_result(returncode)
         if self.on_exit is not None:

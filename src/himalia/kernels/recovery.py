@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from himalia.kernels.keeper import place
+from himalia.kernels.keeper.spool import Spooled
 from himalia.kernels.records import (
     EVENT_CHANNEL,
     KernelEvent,
@@ -161,7 +162,7 @@ async def _records(log: Log, topic: str, start: int, end: int | None = None) -> 
         start = chunk.records[-1].offset + 1
 
 
-def parents_in(spooled: Iterator[tuple[int, list[bytes]]], wire: Wire) -> set[str]:
+def parents_in(spooled: Iterator[Spooled], wire: Wire) -> set[str]:
     """The requests of which a spool has heard. Reads all of it, so call it in a thread."""
-    decoded = (wire.decode(frames) for _, frames in spooled)
+    decoded = (wire.decode(entry.frames) for entry in spooled)
     return {message.parent_id for message in decoded if isinstance(message, KernelMessage)}

@@ -47,6 +47,10 @@ class LogOptions(TypedDict, total=False):
     dedup_ids_max: int
     retention_interval_s: float
     """How often to look for records that retention does not keep."""
+    retention_wait: float
+    """How far beyond its limits a topic may go while ``Log.spare`` protects it: 1 is twice as far."""
+    retention_paused: bool
+    """Whether retention begins only with the first call of ``Log.spare``."""
     topics_max: int
     clock: Callable[[], int]
     """Microseconds since 1970; for tests of what depends on age."""

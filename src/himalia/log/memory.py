@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from himalia.errors import HimaliaError, LogUnavailable, TopicNotFound
+from himalia.log.columns import Columns, columns_of
 from himalia.log.contract import Appended, Batch, Chunk, Health, LogStats
 from himalia.log.ids import RecentIds
+from himalia.log.sparing import Spared
 from himalia.log.staging import Group, ProducerMark, TopicState, World
 from himalia.log.tail import Run, within
 from himalia.log.watching import LocalWatch, Watchers
-from himalia.record import Record, Retention, TopicInfo, now_us
+from himalia.record import Position, Record, Retention, TopicInfo, now_us
 from himalia.topics import check_name
 
 COUNT_DEFAULT = 100
@@ -34,12 +36,15 @@ class MemoryLog:
         dedup_window_s: float = 120.0,
         dedup_ids_max: int = 262_144,
         retention_interval_s: float = 1.0,
+        retention_wait: float = 1.0,
+        retention_paused: bool = False,
         topics_max: int = 100_000,
         clock: Callable[[], int] = now_us,
     ) -> None:
         asked = retention or Retention()
         self._retention = Retention(age_s=asked.age_s, bytes=asked.bytes, count=asked.count or COUNT_DEFAULT)
         self._retention_interval_s = retention_interval_s
+        self._spared = Spared(retention_wait, is_paused=retention_paused)
         self._clock = clock
         self._producers: dict[int, dict[str, ProducerMark]] = {}
         self._world = World(
@@ -81,6 +86,10 @@ class MemoryLog:
         records = self._runs[state.id].since(max(start, state.first), max(limit, 0))
         return Chunk(within(records, bytes_max), state.first, state.end, state.epoch)
 
+    async def read_columns(self, topic: str, start: int, stop: int, *, bytes_max: int = 1 << 20) -> Columns:
+        start = max(start, self._state(topic).first)
+        return columns_of(await self.read(topic, start, limit=stop - start, bytes_max=bytes_max), start)
+
     def recent(self, topic: str, start: int, epoch: str) -> Sequence[Record] | None:
         state = self._world.topics.get(topic)
         if state is None or state.epoch != epoch or start < state.first:
@@ -108,6 +117,9 @@ class MemoryLog:
         self._check_open()
         return self._commit(lambda group: group.delete(topic))
 
+    def spare(self, unread: Mapping[str, Position]) -> None:
+        self._spared.replace(unread)
+
     def watch(self) -> LocalWatch:
         return self._watchers.add()
 
@@ -122,10 +134,15 @@ class MemoryLog:
             failures=0,
             commit_seconds=(),
             disk_bytes=0,
+            waiting_topics=self._spared.waiting_topics,
         )
 
     async def enforce_retention(self) -> None:
         """Remove now what retention does not keep, rather than within ``retention_interval_s``."""
+        self._keep_limits()
+
+    def _keep_limits(self) -> None:
+        self._spared.count()
         for state in list(self._world.topics.values()):
             self._trim(state)
 
@@ -150,21 +167,38 @@ class MemoryLog:
         return result
 
     def _trim(self, state: TopicState) -> None:
-        run = self._runs[state.id]
+        if self._spared.is_paused:
+            return
         limits = state.retention.over(self._retention)
-        cutoff_us = self._clock() - round((limits.age_s or 0) * 1_000_000) if limits.age_s else 0
-        while len(run) and (
-            (limits.count and len(run) > limits.count)
-            or (limits.bytes and state.bytes > limits.bytes and len(run) > 1)
-            or run.oldest.ts_us < cutoff_us
-        ):
+        floor = self._spared.floor(state)
+        self._cut(state, limits, state.end if floor is None else floor)
+        if floor is not None and state.first >= floor and self._is_beyond(state, limits):
+            if self._cut(state, self._spared.widened(limits), state.end):
+                self._spared.complain(state.name)
+            else:
+                self._spared.note(state.name)
+
+    def _cut(self, state: TopicState, limits: Retention, stop: int) -> bool:
+        """Remove what is beyond these limits, before an offset; says whether anything was."""
+        run = self._runs[state.id]
+        before = state.first
+        while state.first < stop and self._is_beyond(state, limits):
             state.bytes -= run.oldest.size_bytes
             state.first += 1
             run.drop(1)
+        return state.first > before
+
+    def _is_beyond(self, state: TopicState, limits: Retention) -> bool:
+        run = self._runs[state.id]
+        cutoff_us = self._clock() - round(limits.age_s * 1_000_000) if limits.age_s else 0
+        return len(run) > 0 and bool(
+            (limits.count and len(run) > limits.count)
+            or (limits.bytes and state.bytes > limits.bytes and len(run) > 1)
+            or run.oldest.ts_us < cutoff_us
+        )
 
     def _keep_retention(self) -> None:
-        for state in list(self._world.topics.values()):
-            self._trim(state)
+        self._keep_limits()
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(self._retention_interval_s, self._keep_retention)
 

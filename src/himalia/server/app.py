@@ -13,7 +13,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from himalia import __version__
 from himalia.errors import HimaliaError, MessageTooLarge
-from himalia.server import events_api, failures, kernels_api, page, publish_api, read_api, topics_api
+from himalia.server import (
+    events_api,
+    failures,
+    kernels_api,
+    page,
+    publish_api,
+    read_api,
+    tables_api,
+    topics_api,
+)
 from himalia.server.asyncapi import asyncapi_document
 from himalia.server.broker import Broker
 from himalia.server.websocket import websocket_endpoint
@@ -21,7 +30,8 @@ from himalia.settings import Settings
 
 DESCRIPTION = """A message broker on one durable log. Every message is appended once; everything that reads is a
 cursor on the log. The WebSocket at `/ws` is described by `/asyncapi.json`. Every error is
-`{"error": {"code", "message"}}`. Below `/api` are kernels, in the shape of Jupyter Server's API."""
+`{"error": {"code", "message"}}`. Below `/api` are kernels, in the shape of Jupyter Server's API. Below `/tables` is
+what the pipeline has made of the log."""
 
 
 class Guard:
@@ -66,7 +76,7 @@ def create_app(settings: Settings | None = None, broker: Broker | None = None) -
     app = FastAPI(title="Himalia", version=__version__, description=DESCRIPTION, lifespan=_lifespan)
     app.state.broker = broker
     failures.install(app)
-    for api in (topics_api, publish_api, read_api, events_api, kernels_api, page):
+    for api in (topics_api, publish_api, read_api, events_api, tables_api, kernels_api, page):
         app.include_router(api.router)
     app.add_api_route(
         "/asyncapi.json", asyncapi_document, tags=["server"], responses={403: topics_api.ERRORS[403]}

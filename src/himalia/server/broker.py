@@ -15,6 +15,8 @@ from himalia.record import Retention
 from himalia.server.connection import Connection
 from himalia.server.hosting import Hosting
 from himalia.server.metrics import Metrics
+from himalia.server.pipeline_reading import PipelineReading
+from himalia.server.querying import Querying
 from himalia.server.tracing import make_tracing
 from himalia.server.trust import Frontier, Keyring, make_keyring
 from himalia.settings import Settings
@@ -38,6 +40,8 @@ class Broker:
         tracing = make_tracing() if settings.tracing else None
         self.manager = PubSubManager(self.log, _limits(settings), tracing)
         self.kernels = Hosting(self.manager, settings, tracing)
+        self.tables = Querying(settings.warehouse)
+        self._reading = PipelineReading(self.log)
         self.manager.on_published = self.let_go
         self.connections: dict[Connection, None] = {}
         self.streams: dict[Outlet, None] = {}
@@ -53,6 +57,8 @@ class Broker:
             settings.log,
             retention=Retention(settings.retention_age_s, settings.retention_bytes, settings.retention_count),
             dedup_window_s=settings.dedup_window_s,
+            retention_wait=settings.retention_wait,
+            retention_paused=True,
             dedup_ids_max=settings.dedup_ids_max,
             topics_max=settings.topics_max,
         )
@@ -61,6 +67,7 @@ class Broker:
         """Open the log and begin to follow it. Raises what the log raises, in words for people."""
         await self.log.open()
         self.is_open = True
+        await self._reading.open()
         await self.manager.start()
         try:
             await self.kernels.open()
@@ -75,6 +82,8 @@ class Broker:
             self._heartbeats.cancel()
         await asyncio.wait({self.kernels.close()}, timeout=self.settings.shutdown_s)
         await self.kernels.cancel_close()
+        await self._reading.close()
+        await self.tables.close()
         await self.manager.stop()
         await self.log.close()
 
@@ -154,6 +163,7 @@ class Broker:
             stream.close(ShuttingDown("the server is shutting down; connect again in a moment"))
         # Those who watch see the end of their kernels too.
         ending = self.kernels.close()
+        await self.tables.close()
         calm = 0
         # Twice in a row, because a commit is followed by its delivery only in the next turn of the loop.
         while calm < 2 and not self._hurried and loop.time() < deadline:

@@ -23,6 +23,7 @@ logger = logging.getLogger("himalia.server")
 STATUS = {
     ErrorCode.BAD_REQUEST: 422,
     ErrorCode.BAD_FILTER: 422,
+    ErrorCode.BAD_QUERY: 422,
     ErrorCode.MESSAGE_TOO_LARGE: 413,
     ErrorCode.UNAUTHORIZED: 401,
     ErrorCode.FORBIDDEN: 403,
@@ -35,8 +36,10 @@ STATUS = {
     ErrorCode.RATE_LIMITED: 429,
     ErrorCode.TOO_MANY_KERNELS: 429,
     ErrorCode.TOO_MANY_REQUESTS: 429,
+    ErrorCode.QUERY_TOO_LARGE: 422,
     ErrorCode.KERNEL_NOT_FOUND: 404,
     ErrorCode.EXECUTION_NOT_FOUND: 404,
+    ErrorCode.TABLE_NOT_FOUND: 404,
     ErrorCode.KERNEL_UNAVAILABLE: 409,
     # The server is well; what it would have passed the request on to is not.
     ErrorCode.KERNEL_FAILED: 502,

@@ -82,6 +82,10 @@ class Metrics(Collector):
             ),
             "himalia_in_flight_publishes": ("Publishes that wait for their commit", manager.in_flight),
             "himalia_log_bytes": ("Size of the log on disk", self._log_stats.disk_bytes),
+            "himalia_retention_waiting_topics": (
+                "Topics beyond their limits that wait for the pipeline",
+                self._log_stats.waiting_topics,
+            ),
             "himalia_log_healthy": ("1 while the log can store", int(self._healthy)),
             "himalia_uptime_seconds": ("Time since the start", manager.meter.uptime_s),
         }

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Path, Request, Response
 
 from himalia import __version__
 from himalia.errors import Forbidden
-from himalia.protocol import PROTOCOL_VERSION
+from himalia.protocol import PROTOCOL_VERSION, encode
 from himalia.record import TopicInfo, format_ts
 from himalia.server.access import SECURITY, Caller, MaybeCaller, TheBroker
 from himalia.server.broker import Broker
@@ -20,10 +20,8 @@ from himalia.server.models import (
     DeleteTopicResponse,
     ErrorResponse,
     HealthResponse,
-    RetentionBody,
     StatsResponse,
     TopicList,
-    TopicSummary,
 )
 from himalia.server.trust import Principal, Right
 from himalia.topics import check_name, is_pattern, is_reserved
@@ -79,30 +77,33 @@ def _require_manage(caller: Principal, name: str) -> None:
         raise Forbidden(f"{name!r} is reserved: kernels make their own topics", topic=name)
 
 
-@router.get("/topics", tags=["topics"], dependencies=SECURITY)
-async def list_topics(broker: TheBroker, caller: Caller) -> TopicList:
+@router.get("/topics", tags=["topics"], dependencies=SECURITY, response_model=TopicList)
+async def list_topics(broker: TheBroker, caller: Caller) -> Response:
     """The topics that you may read or publish to."""
     infos = await broker.log.topics()
-    return TopicList(topics=[_summary(broker, info) for info in infos if may_see(caller, info.name)])
+    topics = [_summary(broker, info) for info in infos if may_see(caller, info.name)]
+    # Not by way of the model, which takes 20 µs a topic: there are thousands, and Spark asks again and again.
+    return Response(encode({"topics": topics}), media_type="application/json")
 
 
 def may_see(caller: Principal, topic: str) -> bool:
     return any(caller.may(right, topic) for right in Right)
 
 
-def _summary(broker: Broker, info: TopicInfo) -> TopicSummary:
+def _summary(broker: Broker, info: TopicInfo) -> dict[str, Any]:
+    """A topic as the model ``TopicSummary`` describes it."""
     retention = info.retention
-    return TopicSummary(
-        name=info.name,
-        subscribers=broker.manager.subscribers_of(info.name),
-        messages=info.end,
-        bytes=info.bytes,
-        first=info.first,
-        end=info.end,
-        epoch=info.epoch,
-        created=format_ts(info.created_us),
-        retention=RetentionBody(age_s=retention.age_s, bytes=retention.bytes, count=retention.count),
-    )
+    return {
+        "name": info.name,
+        "subscribers": broker.manager.subscribers_of(info.name),
+        "messages": info.end,
+        "bytes": info.bytes,
+        "first": info.first,
+        "end": info.end,
+        "epoch": info.epoch,
+        "created": format_ts(info.created_us),
+        "retention": {"age_s": retention.age_s, "bytes": retention.bytes, "count": retention.count},
+    }
 
 
 @router.get(

@@ -19,6 +19,8 @@ class Connection:
         self._received = bytearray(received)
         self._unsent = bytearray()
         self.is_closed = False
+        self.is_following = False
+        """Whether it is there to be notified, and for nothing else."""
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -47,6 +49,17 @@ class Connection:
         self._unsent += json.dumps(message).encode() + b"\n"
         self.flush()
         if len(self._unsent) > UNSENT_BYTES_MAX:
+            self.close()
+
+    def notify(self) -> None:
+        """Send an empty line. If there is no room for it, one before it was not read yet, and will do."""
+        if self._unsent:
+            return
+        try:
+            self._socket.send(b"\n")
+        except BlockingIOError:
+            pass
+        except OSError:
             self.close()
 
     def flush(self) -> None:

@@ -2,7 +2,9 @@
 
 Requests are JSON lines with an ``op`` and an ``id``; each is answered by a line with that ``id``, and ``ok`` or
 ``error``. Events come between the answers: ``listening`` when the keeper hears the kernel's IOPub, ``exited`` when
-the kernel has ended and all that it published is in the spool; both are told again to a server that comes later.
+the kernel has ended and all that it published is in the spool, but for what was ``lost`` because the disk did not
+take it; both are told again to a server that comes later. After ``follow`` a connection gets nothing but an empty line
+whenever the spool has grown; it does not hold the lease.
 """
 
 from __future__ import annotations
@@ -25,16 +27,25 @@ from himalia import __version__
 from himalia.kernels.keeper import place
 from himalia.kernels.keeper.child import Child
 from himalia.kernels.keeper.connection import LINE_BYTES_MAX, Connection
-from himalia.kernels.keeper.iopub import IopubTap
+from himalia.kernels.keeper.flood import Flood
+from himalia.kernels.keeper.iopub import MESSAGES_AT_ONCE, IopubTap
 from himalia.kernels.keeper.lease import Lease
 from himalia.kernels.keeper.logfile import LogFile
 from himalia.kernels.keeper.spool import Spool
+from himalia.kernels.keeper.status import is_idle, is_status
 
 LAUNCH_WITHIN_S = 60.0
-GATHER_S = 0.005
-"""A pause after messages, so that more of a flood are taken in at once: nobody waits for the spool."""
+GATHER_S = 0.02
+"""A pause in a flood, so that more of it is taken in at once: the server reads and stores as much at once."""
+NOTICE_WITHIN_S = 0.001
+"""How long a notice may wait for what comes next. The few messages of a small cell then cost one or two of them; what
+ends the cell is never kept waiting."""
 SETTLE_S = 0.25
 """How long a kernel's IOPub connection may outlive it, in a child that inherited it, before it counts as read."""
+RETRY_S = 0.5
+"""How long to wait before a disk that was full is tried again."""
+DISK_WITHIN_S = 5.0
+"""How long a kernel's end is not told because the disk is full."""
 POLL_MAX_MS = 3_600_000
 
 _ABOUT = (
@@ -105,7 +116,12 @@ class KeeperProcess:
         self._connections: dict[int, Connection] = {}
         self._poller = zmq.Poller()
         self._ending: _Ending | None = None
+        self._flood = Flood(GATHER_S)
+        self._is_gathering = False
+        self._retry_at = 0.0
+        self._notice_at: float | None = None
         self._settle_until = 0.0
+        self._lost = 0
         self._is_done = False
         self._was_heard = False
         self._is_exit_told = False
@@ -164,15 +180,16 @@ class KeeperProcess:
         """Serve until the kernel was released or its lease is over."""
         while not self._is_done:
             ready = self._poller.poll(self._timeout_ms())
+            self._is_gathering = False
             for source, events in ready:
                 self._serve(source, events)
             self._advance()
-            if self._tap is not None and any(source is self._tap.socket for source, _ in ready):
+            if self._is_gathering:
                 time.sleep(GATHER_S)
 
     def _serve(self, source: Any, events: int) -> None:
         if self._tap is not None and source is self._tap.socket:
-            self._spool.append(self._tap.receive())
+            self._hear(self._tap)
         elif self._tap is not None and source is self._tap.monitor:
             self._watch_tap(self._tap)
         elif source == self._signals.reader.fileno():
@@ -192,8 +209,12 @@ class KeeperProcess:
         due = [] if self._lease.left_s is None or self._ending else [self._lease.left_s]
         if self._ending and self._ending.kill_at is not None:
             due.append(self._ending.kill_at - now)
-        if self._is_settling:
+        if self._is_settling and self._tap is not None:
             due.append(self._settle_until - now)
+        if self._spool.unwritten:
+            due.append(self._retry_at - now)
+        if self._notice_at is not None:
+            due.append(self._notice_at - now)
         # Rounded up, so that waking does not come a moment early, again and again.
         return min(int(max(min(due), 0.0) * 1000) + 1, POLL_MAX_MS) if due else POLL_MAX_MS
 
@@ -205,8 +226,12 @@ class KeeperProcess:
         if ending and ending.kill_at is not None and now >= ending.kill_at:
             ending.kill_at = None
             self._child.signal(signal.SIGKILL)
+        if self._spool.unwritten and now >= self._retry_at:
+            self._keep([])
+        if self._notice_at is not None and now >= self._notice_at:
+            self._notify()
         if self._is_settling and (not self._is_heard or now >= self._settle_until):
-            self._settle()
+            self._settle(now)
         if ending and self._is_exit_told:
             self._finish(ending)
 
@@ -220,6 +245,36 @@ class KeeperProcess:
     @property
     def _is_heard(self) -> bool:
         return self._tap is not None and self._tap.is_connected
+
+    def _hear(self, tap: IopubTap) -> None:
+        messages = tap.receive()
+        self._keep(messages)
+        now = time.monotonic()
+        if any(map(is_status, messages)):
+            self._flood.end(now)
+        else:
+            is_all = len(messages) < MESSAGES_AT_ONCE
+            self._is_gathering = self._flood.took(len(messages), now) and is_all
+        if self._is_gathering or any(map(is_idle, messages)):
+            self._notify()
+
+    def _keep(self, messages: Sequence[Sequence[bytes]]) -> None:
+        """Write them, and what waited; whoever follows is told afterwards, soon."""
+        written, now = self._spool.written, time.monotonic()
+        self._spool.append(messages)
+        if self._spool.unwritten:
+            self._retry_at = now + RETRY_S
+        if self._spool.written > written and self._notice_at is None:
+            self._notice_at = now + NOTICE_WITHIN_S
+
+    def _notify(self) -> None:
+        if self._notice_at is None:
+            return  # nothing is new
+        self._notice_at = None
+        for connection in list(self._connections.values()):
+            if connection.is_following:
+                connection.notify()
+                self._attend(connection)
 
     def _watch_tap(self, tap: IopubTap) -> None:
         tap.watch()
@@ -239,22 +294,28 @@ class KeeperProcess:
             os.close(self._child.output)
             self._child.output = -1
 
-    def _settle(self) -> None:
-        """The kernel has ended and its connection too: take in the rest, then say so."""
+    def _settle(self, now: float) -> None:
+        """The kernel has ended and its connection too: take in the rest, and say so when the disk has it."""
         if self._tap is not None:
-            while messages := self._tap.receive():
-                self._spool.append(messages)
-            self._poller.unregister(self._tap.socket)
-            self._poller.unregister(self._tap.monitor)
-            self._tap.close()
-            self._tap = None
+            self._hear_out(self._tap)
+        if self._spool.unwritten and now < self._settle_until + DISK_WITHIN_S:
+            return
+        self._lost = self._spool.give_up()
         if self._child.output >= 0:
             self._copy_output()
         self._is_exit_told = True
         self._tell_all(self._exited())
 
+    def _hear_out(self, tap: IopubTap) -> None:
+        while messages := tap.receive():
+            self._keep(messages)
+        self._poller.unregister(tap.socket)
+        self._poller.unregister(tap.monitor)
+        tap.close()
+        self._tap = None
+
     def _exited(self) -> dict[str, Any]:
-        return {"event": "exited", "returncode": self._child.returncode}
+        return {"event": "exited", "returncode": self._child.returncode, "lost": self._lost}
 
     def _end(self) -> _Ending:
         """Begin to end the kernel, politely at first."""
@@ -302,9 +363,9 @@ class KeeperProcess:
         if events & ~zmq.POLLOUT:
             for line in connection.receive():
                 self._answer(connection, line)
-        self._follow(connection)
+        self._attend(connection)
 
-    def _follow(self, connection: Connection) -> None:
+    def _attend(self, connection: Connection) -> None:
         """Wait for what the connection waits for, or let it go."""
         descriptor = connection.fileno()
         if not connection.is_closed:
@@ -312,12 +373,14 @@ class KeeperProcess:
         elif self._connections.pop(descriptor, None) is not None:
             self._poller.unregister(descriptor)
             connection.release()
-            self._lease.let_go()
+            if not connection.is_following:
+                self._lease.let_go()
 
     def _tell_all(self, event: dict[str, Any]) -> None:
         for connection in list(self._connections.values()):
-            connection.send(event)
-            self._follow(connection)
+            if not connection.is_following:
+                connection.send(event)
+                self._attend(connection)
 
     def _answer(self, connection: Connection, line: bytes) -> None:
         request_id = None
@@ -345,6 +408,9 @@ class KeeperProcess:
                 return {}
             case "spool":
                 return self._spool_state()
+            case "follow":
+                self._follow(connection)
+                return {}
             case "launch":
                 return {"launch": self._launch["launch"]}
             case "release":
@@ -355,6 +421,13 @@ class KeeperProcess:
             case op:
                 raise BadRequest(f"no such op: {op!r}")
 
+    def _follow(self, connection: Connection) -> None:
+        """From here on it is told that the spool grew. What it finds there after the answer was there before."""
+        if not connection.is_following:
+            connection.is_following = True
+            # A server has another connection for that, by which it also hears of the end.
+            self._lease.let_go()
+
     def _hello(self) -> dict[str, Any]:
         returncode = self._child.returncode
         state = {"alive": returncode is None, "returncode": returncode, "spool": self._spool_state()}
@@ -363,13 +436,14 @@ class KeeperProcess:
     def _spool_state(self) -> dict[str, Any]:
         if self._tap is not None:
             # What has come by now belongs to the answer.
-            self._spool.append(self._tap.receive())
+            self._keep(self._tap.receive())
         spool = self._spool
         return {
             "dir": str(spool.directory),
             "first": spool.first,
             "end": spool.end,
             "dropped": spool.dropped,
+            "unwritten": spool.unwritten,
             "size_bytes": spool.size_bytes,
         }
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from himalia.errors import LogUnavailable, TopicNotFound
+from himalia.log.columns import Columns
 from himalia.log.contract import Appended, Batch, Chunk, Health, LogStats
 from himalia.log.sqlite.files import length
 from himalia.log.sqlite.jobs import AppendJob, CreateJob, DeleteJob, Job, News, SettleJob, StopJob
@@ -17,7 +18,7 @@ from himalia.log.sqlite.reader import Reader
 from himalia.log.sqlite.writer import Writer, WriterOptions
 from himalia.log.tail import RecentRecords, within
 from himalia.log.watching import LocalWatch, Watchers
-from himalia.record import Record, Retention, TopicInfo, now_us
+from himalia.record import Position, Record, Retention, TopicInfo, now_us
 from himalia.topics import check_name
 
 COMMIT_SECONDS_KEPT = 65_536
@@ -46,6 +47,8 @@ class SqliteLog:
         dedup_window_s: float = 120.0,
         dedup_ids_max: int = 262_144,
         retention_interval_s: float = 1.0,
+        retention_wait: float = 1.0,
+        retention_paused: bool = False,
         topics_max: int = 100_000,
         clock: Callable[[], int] = now_us,
         recent_bytes_max: int = 16 << 20,
@@ -56,6 +59,8 @@ class SqliteLog:
         self._options = WriterOptions(
             retention=retention or Retention(),
             retention_interval_s=retention_interval_s,
+            retention_wait=retention_wait,
+            retention_paused=retention_paused,
             dedup_window_s=dedup_window_s,
             dedup_ids_max=dedup_ids_max,
             topics_max=topics_max,
@@ -123,6 +128,10 @@ class SqliteLog:
             return Chunk(within(records, bytes_max), info.first, info.end, info.epoch)
         return await self._reader.read(topic, start, limit, bytes_max)
 
+    async def read_columns(self, topic: str, start: int, stop: int, *, bytes_max: int = 1 << 20) -> Columns:
+        self._open_writer()
+        return await self._reader.read_columns(topic, start, stop, bytes_max)
+
     def recent(self, topic: str, start: int, epoch: str) -> Sequence[Record] | None:
         info = self._topics.get(topic)
         if info is None or info.epoch != epoch or start < info.first:
@@ -149,6 +158,9 @@ class SqliteLog:
     async def delete(self, topic: str) -> TopicInfo:
         return await self._submit(lambda future: DeleteJob(future, topic))
 
+    def spare(self, unread: Mapping[str, Position]) -> None:
+        self._open_writer().spared.replace(unread)
+
     def watch(self) -> LocalWatch:
         return self._watchers.add()
 
@@ -165,6 +177,7 @@ class SqliteLog:
             failures=self._failures,
             commit_seconds=seconds,
             disk_bytes=length(self._path) + length(f"{self._path}-wal"),
+            waiting_topics=self._writer.spared.waiting_topics if self._writer is not None else 0,
             steps=self._steps,
         )
 

@@ -9,11 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from himalia.errors import TopicNotFound
+from himalia.log.columns import Columns, Joined, columns_of
 from himalia.log.contract import Chunk
 from himalia.log.sqlite.connection import connect_reader
 from himalia.log.sqlite.failures import missing, translated
@@ -22,6 +23,8 @@ from himalia.record import Record
 T = TypeVar("T")
 
 ROWS_PER_QUERY = 4096
+LENGTH_MIN = 1 << 20
+"""Room for the numbers of so many rows as text."""
 
 _STATE = """
     SELECT id, epoch, first, end, bytes FROM topics JOIN topic_state ON topic_state.topic = topics.id WHERE name = ?
@@ -47,6 +50,17 @@ _RECORDS = """
     )
 """
 
+# The same for columns. Without the sub-queries, which cost as much again: rows come in the order of the key, since the
+# table is its own and only index.
+_COLUMNS = """
+    SELECT count(*), min(offset), max(offset), json_group_array(ts_us),
+        json_group_array(length(id)), json_group_array(length(headers)), json_group_array(length(payload)),
+        CAST(group_concat(id, '') AS BLOB),
+        CAST(group_concat(headers, '') AS BLOB),
+        CAST(group_concat(payload, '') AS BLOB)
+    FROM records WHERE topic = :topic AND offset >= :start AND offset < :stop
+"""
+
 # Times never decrease and offsets have no holes, so the offset can be found by halving.
 _OFFSET_AT = """
     WITH RECURSIVE search (low, high) AS (
@@ -68,10 +82,16 @@ class Reader:
     def __init__(self, path: Path, *, threads: int) -> None:
         self._path = path
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="himalia-log-read")
+        # So that those who read whole logs leave threads to those who wait for a few records.
+        self._bulk = asyncio.Semaphore(max(1, threads // 2))
         self._idle: SimpleQueue[sqlite3.Connection] = SimpleQueue()
 
     async def read(self, topic: str, start: int, limit: int, bytes_max: int) -> Chunk:
         return await self._run(lambda db: _read(db, self._path, topic, start, limit, bytes_max))
+
+    async def read_columns(self, topic: str, start: int, stop: int, bytes_max: int) -> Columns:
+        async with self._bulk:
+            return await self._run(lambda db: _read_columns(db, self._path, topic, start, stop, bytes_max))
 
     async def offset_at(self, topic: str, ts_us: int) -> int:
         return await self._run(lambda db: _offset_at(db, self._path, topic, ts_us))
@@ -154,6 +174,42 @@ def _records(
         )
         a, b, c = a_end, b_end, c_end
     return records
+
+
+def _read_columns(
+    db: sqlite3.Connection, path: Path, topic: str, start: int, stop: int, bytes_max: int
+) -> Columns:
+    found = db.execute(_STATE, (topic,)).fetchone()
+    if found is None:
+        raise TopicNotFound(topic)
+    number, epoch, first, end, size_bytes = found
+    start = max(start, first)
+    # As many as fill bytes_max if they are of average size, as they mostly are.
+    guess = bytes_max * (end - first) // max(size_bytes, 1) + 1
+    stop = min(stop, end, start + min(guess, ROWS_PER_QUERY))
+    row = _joined_rows(db, number, start, stop, 2 * bytes_max) if start < stop else None
+    if row is None:
+        return columns_of(_read(db, path, topic, start, max(stop - start, 0), bytes_max), start)
+    if row[:3] != (stop - start, start, stop - 1):
+        raise missing(path, topic, start)
+    times, *lengths = (_decode_integers(column) for column in row[3:7])
+    ids, headers, payloads = map(Joined, row[7:], lengths)
+    return Columns(start, times, ids, headers, payloads, first, end, epoch)
+
+
+def _joined_rows(
+    db: sqlite3.Connection, number: int, start: int, stop: int, length_max: int
+) -> tuple[Any, ...] | None:
+    """The answer to ``_COLUMNS``; None if it would be longer than wanted, which is found out without making it."""
+    given = {"topic": number, "start": start, "stop": stop}
+    usual = db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, max(length_max, LENGTH_MIN))
+    try:
+        row: tuple[Any, ...] = db.execute(_COLUMNS, given).fetchone()
+        return row
+    except sqlite3.DataError:
+        return None
+    finally:
+        db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, usual)
 
 
 def _offset_at(db: sqlite3.Connection, path: Path, topic: str, ts_us: int) -> int:

@@ -12,6 +12,7 @@ import heapq
 import time
 from collections.abc import Callable, Sequence
 
+from himalia.log.sparing import Spared
 from himalia.log.sqlite.cutting import Cut, cut, erase_rest, first_times, forget_ids, oldest_id_us
 from himalia.log.sqlite.failures import missing
 from himalia.log.sqlite.store import Store
@@ -29,7 +30,15 @@ Planned = tuple[TopicState, Cut]
 class Upkeep:
     """Knows what is due without looking at topics that are not. Belongs to the writer's thread."""
 
-    def __init__(self, world: World, default: Retention, interval_s: float, clock: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        world: World,
+        default: Retention,
+        interval_s: float,
+        clock: Callable[[], int],
+        spared: Spared,
+    ) -> None:
+        self.spared = spared
         self._world = world
         self._default = default
         self._interval_s = max(interval_s, 0.001)
@@ -84,7 +93,7 @@ class Upkeep:
     def step(self, store: Store, rows: int) -> list[TopicState]:
         """Do a little of what is due; returns the topics that changed."""
         rows = max(rows, STEP_ROWS)
-        if self._cutting or self._erasing:
+        if self._has_cuts():
             return self._cut(store, rows)
         if self._ids_are_due():
             with store.transaction():
@@ -94,11 +103,15 @@ class Upkeep:
         return []
 
     def _has_work(self) -> bool:
-        return bool(self._cutting or self._erasing or self._shrinking or self._ids_are_due())
+        return self._has_cuts() or self._shrinking or self._ids_are_due()
+
+    def _has_cuts(self) -> bool:
+        return bool((self._cutting and not self.spared.is_paused) or self._erasing)
 
     def _tick(self) -> None:
         self._cutting.update(dict.fromkeys(self._beyond))
         self._beyond.clear()
+        self._cutting.update(dict.fromkeys(self.spared.count()))
         now_us = self._clock()
         while self._by_age and self._by_age[0][0] < now_us:
             _, number, name = heapq.heappop(self._by_age)
@@ -145,6 +158,8 @@ class Upkeep:
 
     def _plan_retention(self, rows: int, now_us: int) -> list[Planned]:
         plan: list[Planned] = []
+        if self.spared.is_paused:
+            return plan
         for name in list(self._cutting):
             if rows <= 0:
                 break
@@ -160,8 +175,25 @@ class Upkeep:
         return plan
 
     def _excess(self, state: TopicState, rows: int, now_us: int) -> Cut | None:
-        """What of a topic exceeds its limits, looking at no more than so many records; None if nothing does."""
+        """What of a topic is to go, looking at no more than so many records; None if nothing is."""
         limits = state.retention.over(self._default)
+        floor = self.spared.floor(state)
+        if floor is None or state.first < floor:
+            return self._beyond_limits(state, limits, state.end if floor is None else floor, rows, now_us)
+        # All that is left is unread.
+        if self._beyond_limits(state, limits, state.end, rows, now_us) is None:
+            return None
+        excess = self._beyond_limits(state, self.spared.widened(limits), state.end, rows, now_us)
+        if excess is None:
+            self.spared.note(state.name)
+        else:
+            self.spared.complain(state.name)
+        return excess
+
+    def _beyond_limits(
+        self, state: TopicState, limits: Retention, end: int, rows: int, now_us: int
+    ) -> Cut | None:
+        """What of a topic, before an offset, exceeds these limits."""
         count = state.end - state.first
         keep_from = state.end - limits.count if limits.count else 0
         keep_since_us = max(0, now_us - round(limits.age_s * 1_000_000)) if limits.age_s else 0
@@ -173,7 +205,7 @@ class Upkeep:
             expected = max(expected, excess_bytes * count * 5 // (state.bytes * 4) + 16)
         if expected <= 0:
             return None
-        stop = min(state.end, state.first + min(expected, rows))
+        stop = min(end, state.first + min(expected, rows))
         return Cut(
             topic=state.id,
             first=state.first,

@@ -22,6 +22,7 @@ import msgspec
 from himalia.errors import HimaliaError, InternalError, LogUnavailable, MessageTooLarge
 from himalia.log.contract import Health
 from himalia.log.ids import RecentIds
+from himalia.log.sparing import Spared
 from himalia.log.sqlite.failures import is_of_the_file, replaced, translate, translated
 from himalia.log.sqlite.files import create_private, make_directory
 from himalia.log.sqlite.jobs import Job, NewRecords, News, Outcome, SettleJob, StopJob
@@ -46,6 +47,8 @@ removed one, and everything written would be lost."""
 class WriterOptions(msgspec.Struct, frozen=True):
     retention: Retention
     retention_interval_s: float
+    retention_wait: float
+    retention_paused: bool
     dedup_window_s: float
     dedup_ids_max: int
     topics_max: int
@@ -72,7 +75,13 @@ class Writer:
         self._settling: list[SettleJob] = []
         ids = RecentIds(window_s=options.dedup_window_s, ids_max=options.dedup_ids_max)
         self._world = World(ids, topics_max=options.topics_max, find_producer=self._find_producer)
-        self._upkeep = Upkeep(self._world, options.retention, options.retention_interval_s, options.clock)
+        self._upkeep = Upkeep(
+            self._world,
+            options.retention,
+            options.retention_interval_s,
+            options.clock,
+            spared=Spared(options.retention_wait, is_paused=options.retention_paused),
+        )
 
     def open(self) -> list[TopicInfo]:
         """Take the lock, open the file and read its state. Blocks; called before ``start``, in any thread."""
@@ -106,6 +115,10 @@ class Writer:
 
         # A daemon: a program that forgets to close the log can end, and loses nothing that was acknowledged.
         threading.Thread(target=run, name="himalia-log-write", daemon=True).start()
+
+    @property
+    def spared(self) -> Spared:
+        return self._upkeep.spared
 
     def submit(self, job: Job | SettleJob | StopJob) -> None:
         self._queue.put(job)

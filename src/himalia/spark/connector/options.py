@@ -1,0 +1,242 @@
+"""The options of the connector: their names, what they may be, and what is said of those that are not right."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from difflib import get_close_matches
+from typing import Any
+
+from himalia.errors import BadRequest
+from himalia.topics import check_name, check_pattern
+
+ANYWHERE = ("url", "token", "retrySeconds")
+"""Options of every reader and writer."""
+READING = (
+    "subscribe",
+    "subscribePattern",
+    "startingOffsets",
+    "endingOffsets",
+    "startingTimestamp",
+    "maxOffsetsPerTrigger",
+    "minPartitions",
+    "recordsPerPartition",
+    "failOnDataLoss",
+    "pushFilters",
+)
+WRITING = ("topic", "producer", "sequence", "valueFormat", "bytesPerPost")
+SPARKS_OWN = ("checkpointLocation", "queryName")
+"""Spark tells them to every sink."""
+
+RECORDS_PER_PARTITION = 100_000
+RETRY_S = 60.0
+BYTES_PER_POST = 16 << 20
+_EARLIEST, _LATEST = -2, -1
+
+
+@dataclass(frozen=True)
+class At:
+    """A place in a topic. Without an epoch: whichever the topic has."""
+
+    offset: int
+    epoch: str | None = None
+
+    @property
+    def is_explicit(self) -> bool:
+        """Whether it is an offset, and not ``earliest`` or ``latest``."""
+        return self.offset >= 0
+
+
+EARLIEST, LATEST = At(_EARLIEST), At(_LATEST)
+
+
+@dataclass(frozen=True)
+class Offsets:
+    """Where to begin or to end: by topic, and elsewhere as ``otherwise`` says."""
+
+    otherwise: At
+    by_topic: Mapping[str, At]
+
+    def of(self, topic: str) -> At:
+        return self.by_topic.get(topic, self.otherwise)
+
+    @property
+    def is_earliest(self) -> bool:
+        return not self.by_topic and self.otherwise == EARLIEST
+
+    @property
+    def is_latest(self) -> bool:
+        return not self.by_topic and self.otherwise == LATEST
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    names: tuple[str, ...]
+    """Topics that were named; they have to exist."""
+    patterns: tuple[str, ...]
+    starting: Offsets | None
+    """None: as usual for a batch (earliest) or a stream (latest)."""
+    ending: Offsets | None
+    since: datetime | None
+    records_per_trigger: int | None
+    partitions_min: int
+    records_per_partition: int
+    fails_on_data_loss: bool
+    pushes_filters: bool
+    retry_s: float
+
+
+@dataclass(frozen=True)
+class WriteOptions:
+    topic: str | None
+    """None: the column ``topic`` says it."""
+    producer: str | None
+    sequence: int | None
+    is_json: bool
+    """Whether a value is JSON text already; otherwise it is a string that becomes JSON."""
+    bytes_per_post: int
+    retry_s: float
+
+
+def read_options(given: Mapping[str, str]) -> ReadOptions:
+    """Raises ``BadRequest`` that names the option and what it may be."""
+    options = _Options(given, (*ANYWHERE, *READING), "reading")
+    names = tuple(check_name(name) for name in options.listed("subscribe"))
+    patterns = tuple(check_pattern(pattern) for pattern in options.listed("subscribePattern"))
+    if not names and not patterns:
+        raise BadRequest(
+            "say which topics to read: option subscribe ('orders,payments') or subscribePattern ('kernels.>')"
+        )
+    if options.text("startingOffsets") and options.text("startingTimestamp"):
+        raise BadRequest("give one of startingOffsets and startingTimestamp, not both")
+    return ReadOptions(
+        names=names,
+        patterns=patterns,
+        starting=options.offsets("startingOffsets", EARLIEST),
+        ending=options.offsets("endingOffsets", LATEST),
+        since=options.moment("startingTimestamp"),
+        records_per_trigger=options.count("maxOffsetsPerTrigger"),
+        partitions_min=options.count("minPartitions") or 1,
+        records_per_partition=options.count("recordsPerPartition") or RECORDS_PER_PARTITION,
+        fails_on_data_loss=options.flag("failOnDataLoss", otherwise=True),
+        pushes_filters=options.flag("pushFilters", otherwise=False),
+        retry_s=options.seconds("retrySeconds", RETRY_S),
+    )
+
+
+def write_options(given: Mapping[str, str]) -> WriteOptions:
+    """Raises ``BadRequest`` that names the option and what it may be."""
+    options = _Options(given, (*ANYWHERE, *WRITING, *SPARKS_OWN), "writing")
+    topic = options.text("topic")
+    form = options.text("valueFormat") or "json"
+    if form not in ("json", "string"):
+        raise BadRequest(f"option valueFormat is json or string, not {form!r}")
+    return WriteOptions(
+        topic=None if topic is None else check_name(topic),
+        producer=options.text("producer"),
+        sequence=options.count("sequence", least=0),
+        is_json=form == "json",
+        bytes_per_post=options.count("bytesPerPost") or BYTES_PER_POST,
+        retry_s=options.seconds("retrySeconds", RETRY_S),
+    )
+
+
+class _Options:
+    """What was given, by names that are known. Names are compared without their case, as Spark does."""
+
+    def __init__(self, given: Mapping[str, str], known: tuple[str, ...], purpose: str) -> None:
+        by_key = {name.lower(): name for name in known}
+        for key in given:
+            if key.lower() not in by_key:
+                raise BadRequest(_unknown(key, by_key, purpose))
+        self._given = {by_key[key.lower()]: value for key, value in given.items()}
+
+    def text(self, name: str) -> str | None:
+        value = self._given.get(name)
+        return value.strip() or None if value is not None else None
+
+    def listed(self, name: str) -> list[str]:
+        return [part.strip() for part in (self.text(name) or "").split(",") if part.strip()]
+
+    def flag(self, name: str, *, otherwise: bool) -> bool:
+        value = self.text(name)
+        if value is None:
+            return otherwise
+        if value.lower() not in ("true", "false"):
+            raise BadRequest(f"option {name} is true or false, not {value!r}")
+        return value.lower() == "true"
+
+    def count(self, name: str, *, least: int = 1) -> int | None:
+        value = self.text(name)
+        if value is None:
+            return None
+        # Of any length a number is refused by Python itself, with a message about something else.
+        if not (value.isascii() and value.isdigit() and len(value) < 19) or int(value) < least:
+            raise BadRequest(f"option {name} is a whole number from {least} on, not {value!r}")
+        return int(value)
+
+    def seconds(self, name: str, otherwise: float) -> float:
+        value = self.text(name)
+        try:
+            found = otherwise if value is None else float(value)
+        except ValueError:
+            found = -1.0
+        if not 0 <= found < float("inf"):
+            raise BadRequest(f"option {name} is a number of seconds, not {value!r}")
+        return found
+
+    def moment(self, name: str) -> datetime | None:
+        value = self.text(name)
+        if value is None:
+            return None
+        try:
+            # Digits are milliseconds, as in the Kafka source.
+            if value.isascii() and value.isdigit():
+                return datetime.fromtimestamp(int(value) / 1000, UTC)
+            found = datetime.fromisoformat(value)
+        except (ValueError, OverflowError, OSError):
+            raise BadRequest(
+                f"option {name} is a time such as 2026-11-16T02:00:00Z, or milliseconds since 1970, not {value!r}"
+            ) from None
+        return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+    def offsets(self, name: str, otherwise: At) -> Offsets | None:
+        value = self.text(name)
+        if value is None:
+            return None
+        words = {"earliest": EARLIEST, "latest": LATEST}
+        if value.lower() in words:
+            return Offsets(words[value.lower()], {})
+        try:
+            by_topic = json.loads(value)
+            if not isinstance(by_topic, dict):
+                raise ValueError
+            return Offsets(otherwise, {topic: _at(found) for topic, found in by_topic.items()})
+        except ValueError:
+            shown = value if len(value) <= 60 else value[:57] + "..."
+            raise BadRequest(
+                f'option {name} is earliest, latest, or JSON like {{"orders": 23, "payments": -2}} '
+                f"(-2 earliest, -1 latest), not {shown!r}"
+            ) from None
+
+
+def _at(found: Any) -> At:
+    """A place as JSON has it: ``23`` or ``{"offset": 23, "epoch": "..."}``."""
+    if isinstance(found, dict) and found.keys() <= {"offset", "epoch"}:
+        offset, epoch = found.get("offset"), found.get("epoch")
+    else:
+        offset, epoch = found, None
+    if not isinstance(offset, int) or isinstance(offset, bool) or offset < _EARLIEST:
+        raise ValueError
+    if not isinstance(epoch, str | None):
+        raise ValueError
+    # Wherever a topic begins or ends, it does so in the epoch that it has.
+    return At(offset, epoch if offset >= 0 else None)
+
+
+def _unknown(key: str, by_key: Mapping[str, str], purpose: str) -> str:
+    close = get_close_matches(key.lower(), by_key, n=1)
+    hint = f"did you mean {by_key[close[0]]}?" if close else f"there are {', '.join(by_key.values())}"
+    return f"{key!r} is not an option for {purpose} topics; {hint}"

@@ -1,0 +1,52 @@
+"""How long to try again when a server is away, as it is while it restarts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from himalia.errors import (
+    ConnectionFailed,
+    HimaliaError,
+    LogUnavailable,
+    RateLimited,
+    ShuttingDown,
+    TooManyConnections,
+)
+
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 2.0
+MOMENTARY = (ConnectionFailed, LogUnavailable, ShuttingDown, RateLimited, TooManyConnections)
+"""Failures that pass by themselves."""
+
+T = TypeVar("T")
+
+
+class Patience:
+    """Waits between attempts, longer each time; gives up when nothing worked for so many seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self.renew()
+
+    def renew(self) -> None:
+        """Something worked: the next failure is a first one."""
+        self._deadline = time.monotonic() + self._seconds
+        self._wait_s = FIRST_WAIT_S
+
+    def wait(self, error: HimaliaError) -> None:
+        """Wait before the next attempt, or raise what made this one fail."""
+        if time.monotonic() + self._wait_s > self._deadline:
+            raise error
+        time.sleep(self._wait_s)
+        self._wait_s = min(2 * self._wait_s, LONGEST_WAIT_S)
+
+
+def patiently(work: Callable[[], T], seconds: float) -> T:
+    """The result of ``work``, which is tried again while it fails for reasons that pass."""
+    patience = Patience(seconds)
+    while True:
+        try:
+            return work()
+        except MOMENTARY as error:
+            patience.wait(error)

@@ -1,0 +1,115 @@
+"""Streaming reads. Spark's checkpoint holds the positions; nothing is kept here that would matter if it were lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from himalia.errors import BadRequest, TopicNotFound
+from himalia.spark.connector import progress
+from himalia.spark.connector.asking import address_of, offsets_at, topic_states
+from himalia.spark.connector.connection import Connection
+from himalia.spark.connector.failing import in_one_sentence, tell_losses
+from himalia.spark.connector.options import ReadOptions, read_options
+from himalia.spark.connector.patience import patiently
+from himalia.spark.connector.planning import TopicState, chosen, unknown
+from himalia.spark.connector.reading import RangesPartition, partitions_of, read_partition
+
+T = TypeVar("T")
+Offset = dict[str, Any]
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Follows topics, also those that appear later if they match a pattern.
+
+    Spark keeps one of these on the driver for as long as a query runs, in a process of its own, and calls one
+    method at a time. Other copies, which only ever ``read``, are on executors.
+    """
+
+    def __init__(self, given: Mapping[str, str]) -> None:
+        self._given = dict(given)
+        self._options = checked_for_stream(read_options(given))
+        # A server that never answered is a wrong URL; one that did, and does not now, is being restarted.
+        self._has_answered = False
+        self._until: dict[str, TopicState] | None = None
+        self._latest: Offset | None = None
+
+    @in_one_sentence()
+    def initialOffset(self) -> Offset:
+        def ask(connection: Connection) -> progress.Positions:
+            options, losses = self._options, list[str]()
+            states = topic_states(connection)
+            for name in unknown(options, states):
+                raise TopicNotFound(name)
+            topics = chosen(options, states)
+            since = offsets_at(connection, topics.values(), options.since)
+            begin = progress.beginning(options, topics, since, losses)
+            tell_losses(losses, fails=options.fails_on_data_loss)
+            return begin
+
+        return progress.encoded(self._asked(ask))
+
+    @in_one_sentence()
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
+        topics, losses = self._topics(), list[str]()
+        positions = progress.decoded(start)
+        ranges = progress.unread(positions, topics, losses, self._until)
+        tell_losses(losses, fails=self._options.fails_on_data_loss)
+        self._latest = progress.encoded(progress.after(positions, ranges, topics))
+        if isinstance(limit, ReadMaxRows):
+            ranges = progress.limited(ranges, limit.max_rows)
+        return progress.encoded(progress.after(positions, ranges, topics))
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        records = self._options.records_per_trigger
+        return ReadAllAvailable() if records is None else ReadMaxRows(records)
+
+    def reportLatestOffset(self) -> Offset | None:
+        """How far the topics reach, limit or not; Spark shows it beside how far the query has come."""
+        return self._latest
+
+    @in_one_sentence()
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._until = self._topics()
+
+    @in_one_sentence()
+    def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
+        begin, stop = progress.decoded(start), progress.decoded(end)
+        # Of a topic that is new here, retention may have taken the beginning before anybody could read it.
+        is_known = all(name in begin and begin[name].epoch == at.epoch for name, at in stop.items())
+        firsts = {} if is_known else {name: state.first for name, state in self._topics().items()}
+        ranges = progress.between(begin, stop, firsts)
+        return partitions_of(address_of(self._given), ranges, self._options)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, RangesPartition)
+        return read_partition(partition, self._options)
+
+    def _topics(self) -> dict[str, TopicState]:
+        return chosen(self._options, self._asked(topic_states))
+
+    def _asked(self, ask: Callable[[Connection], T]) -> T:
+        """What a server answers, which may have moved: where it is, is looked up each time."""
+
+        def attempt() -> T:
+            with Connection(address_of(self._given)) as connection:
+                return ask(connection)
+
+        answer = patiently(attempt, self._options.retry_s if self._has_answered else 0.0)
+        self._has_answered = True
+        return answer
+
+
+def checked_for_stream(options: ReadOptions) -> ReadOptions:
+    if options.ending is not None:
+        raise BadRequest("a stream has no endingOffsets; use a batch read, or trigger(availableNow=True)")
+    return options

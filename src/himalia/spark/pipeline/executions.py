@@ -1,0 +1,85 @@
+"""The table ``executions``: one row per request to run code.
+
+================ ====================================================================================
+column
+================ ====================================================================================
+kernel_id, topic, epoch, request_id    which; the request's id is its Jupyter ``msg_id``
+code             what was asked for
+status           ``ok``, ``error``, ``aborted``, ``died``, ``timeout``, ``cancelled``, ``stale``, ``running``
+reason           why it was closed with this status, in words, where there is more to say
+execution_count  the kernel's own number of it
+queued           when it was queued or, if it was not, sent; null if another client made it
+started          when the kernel first said that it is busy with it
+finished         the time of the record that closed it
+queue_ms, run_ms    from queued to started, from started to finished
+messages         messages of IOPub up to the close; ``*_messages`` of them by channel
+stdout, stderr   what it printed: whole up to 64 KiB, else the beginning, a marker and the end
+stdout_bytes, stderr_bytes    how much that was
+first_offset, last_offset    its first and last record up to the close: there the whole is
+result_types     MIME types of its results and displays, sorted
+ename, evalue    the last error it published, else the one it replied with
+username, session    of who asked
+is_foreign       another client than Himalia made it
+is_running       it is not closed; the table is partitioned by this
+date             the day of its first record, UTC; the table is partitioned by this
+================ ====================================================================================
+
+A row is written when its request closes, and never changes. Those that are open are replaced with each batch.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from himalia.spark.pipeline import output, requests
+from himalia.spark.pipeline.iopub import IOPUB_CHANNELS, kernel_of
+
+
+def closed(merged: DataFrame) -> DataFrame:
+    """The rows of the requests that closed in this batch."""
+    return _rows(merged.where(F.col("verdict") == requests.CLOSED))
+
+
+def running(merged: DataFrame) -> DataFrame:
+    """The rows of all requests that are open after this batch."""
+    return _rows(merged.where(F.col("verdict") == requests.RUNNING))
+
+
+def _rows(merged: DataFrame) -> DataFrame:
+    queued, started, finished = "coalesce(sums.queued_us, sums.sent_us)", "sums.started_us", "life.closed_us"
+    counts = [f"sums.{channel}_messages" for channel in IOPUB_CHANNELS]
+    return merged.selectExpr(
+        f"{kernel_of('topic')} as kernel_id",
+        "topic",
+        "epoch",
+        "request_id",
+        "coalesce(sums.code, '') as code",
+        "coalesce(status, 'running') as status",
+        "coalesce(reason, '') as reason",
+        "sums.execution_count",
+        f"timestamp_micros({queued}) as queued",
+        f"timestamp_micros({started}) as started",
+        f"timestamp_micros({finished}) as finished",
+        f"{_ms(queued, started)} as queue_ms",
+        f"{_ms(started, finished)} as run_ms",
+        f"{' + '.join(counts)} as messages",
+        *counts,
+        *(f"{output.shown(f'sums.{name}')} as {name}" for name in requests.STREAMS),
+        *(f"sums.{name}.bytes as {name}_bytes" for name in requests.STREAMS),
+        "sums.first_offset",
+        "sums.last_offset",
+        "sums.mime_types as result_types",
+        "sums.error.ename",
+        "sums.error.evalue",
+        "sums.username",
+        "sums.session",
+        "not (life.is_queued or life.is_sent) as is_foreign",
+        "life.closed_us is null as is_running",
+        "to_date(timestamp_micros(sums.first_us)) as date",
+    )
+
+
+def _ms(start_us: str, end_us: str) -> str:
+    """A span in milliseconds. What came before its request appeared may have begun before it was queued: 0 then."""
+    return f"if({start_us} is null or {end_us} is null, null, greatest({end_us} - {start_us}, 0) / 1000)"

@@ -1,0 +1,37 @@
+"""Durations counted in fixed buckets on a logarithmic scale: counts add up exactly, and percentiles come from them.
+
+Bucket *i* is for durations above 2^((i-1)/8) ms and up to 2^(i/8) ms; a percentile is given as the geometric middle of
+its bucket, which is within 4.5% of every duration in it (2^(1/16) = 1.0443). Durations are whole microseconds; 0 counts
+as 1.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+
+HISTOGRAM = "map<int, bigint>"
+PER_DOUBLING = 8
+SHORTEST_MS = 0.001
+
+
+def bucket_of(ms: Column) -> Column:
+    """The bucket of a duration; null for null."""
+    return F.ceil(F.log2(F.greatest(ms, F.lit(SHORTEST_MS))) * PER_DOUBLING).cast("int")
+
+
+def percentile(histogram: Column, share: float) -> Column:
+    """The duration in ms that this share of those counted do not exceed; null if none was counted."""
+    buckets = F.sort_array(F.map_keys(histogram))
+    wanted = F.ceil(_total(histogram) * share)
+
+    def reached(bucket: Column) -> Column:
+        upto = F.map_filter(histogram, lambda key, _: key <= bucket)
+        return _total(upto) >= wanted
+
+    found = F.get(F.filter(buckets, reached), F.lit(0))
+    return F.pow(F.lit(2.0), (found - 0.5) / PER_DOUBLING)
+
+
+def _total(histogram: Column) -> Column:
+    return F.aggregate(F.map_values(histogram), F.lit(0).cast("bigint"), lambda upto, count: upto + count)

@@ -1,0 +1,71 @@
+"""A Spark session as Himalia needs it: started once, quiet, with what the connector and the tables rely on."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from himalia.errors import ConfigurationError
+from himalia.spark.java import Java, find_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LOGGING = Path(__file__).with_name("log4j2.properties")
+
+REQUIRED = {
+    # Timestamps are instants, and are the same wherever a job runs.
+    "spark.sql.session.timeZone": "UTC",
+    # The default, INT96, turns into nanoseconds which Spark refuses to read after a compaction.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    # The connector offers filters only where this is set.
+    "spark.sql.python.filterPushdown.enabled": "true",
+    "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
+}
+DEFAULTS = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.memory": "2g",
+    "spark.sql.shuffle.partitions": "4",
+    "spark.log.level": "ERROR",
+    "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOGGING}",
+}
+
+
+def start_session(
+    master: str = "local[*]", *, app: str = "himalia", conf: Mapping[str, str] | None = None
+) -> SparkSession:
+    """Start Spark, or join the session that runs in this process. ``conf`` goes before our defaults.
+
+    Raises ``ConfigurationError``, in one sentence, if pyspark or a Java is missing.
+    """
+    use_java()
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError:
+        raise ConfigurationError("the pipeline needs PySpark: pip install 'himalia[spark]'") from None
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    if master.startswith("local"):
+        # Otherwise Spark looks up the machine's name, which may not resolve.
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    builder = SparkSession.builder.master(master).appName(app)
+    for name, value in {**DEFAULTS, **(conf or {}), **REQUIRED}.items():
+        builder = builder.config(name, value)
+    try:
+        return builder.getOrCreate()
+    except Exception as error:
+        raise ConfigurationError(f"Spark did not start on {master}: {_first_line(error)}") from error
+
+
+def use_java() -> Java:
+    """Have Spark use the Java that ``find_java`` finds; says which."""
+    java = find_java()
+    os.environ["JAVA_HOME"] = str(java.home)
+    return java
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__

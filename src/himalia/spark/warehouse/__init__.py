@@ -1,0 +1,1 @@
+"""The warehouse: Delta tables that Spark fills batch by batch, each row exactly once."""

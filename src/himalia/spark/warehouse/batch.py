@@ -1,0 +1,286 @@
+"""One batch, from the log into every table.
+
+Whenever a run is killed, the next one goes on with the same batch and comes to the same rows:
+
+1. ``messages`` is committed first, with the plan. From then on the batch's records are those in that table.
+2. The other tables are made of these records and of the state that the batch before left. Each commit carries the
+   batch's number, and a table that has it is left alone.
+3. What changed is published, under the batch's number.
+4. The state is committed, then the positions. Only now is the batch over.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, Future, wait
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+from deltalake.transaction import AddAction
+from pyarrow import parquet
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from himalia.spark.connector.connection import Address
+from himalia.spark.pipeline import errors, executions, kernel_health, orphans, topic_activity
+from himalia.spark.pipeline.iopub import TOPICS, iopub
+from himalia.spark.pipeline.messages import messages
+from himalia.spark.pipeline.requests import carried, merged
+from himalia.spark.warehouse.delta import Filters, Staged, Table
+from himalia.spark.warehouse.feedback import Feedback, changed
+from himalia.spark.warehouse.plan import Plan
+from himalia.spark.warehouse.tables import Warehouse
+
+logger = logging.getLogger("himalia.spark")
+
+SMALL_RECORDS = 20_000
+SMALL_BYTES = 16 * 1024 * 1024
+"""A batch up to these sizes goes through the driver's memory, which is sooner done than a job that writes files."""
+RECORDS_PER_TASK = 50_000
+SMALL = {"spark.sql.adaptive.enabled": "false", "spark.sql.shuffle.partitions": "1"}
+LARGE = {"spark.sql.adaptive.enabled": "true", "spark.sql.shuffle.partitions": "16"}
+RUNNING: Filters = [("is_running", "=", "true")]
+
+
+class Aggregate(msgspec.Struct, frozen=True):
+    """A table whose rows grow: those of a batch are merged with what is there, hour by hour."""
+
+    name: str
+    keys: tuple[str, ...]
+    partial: Callable[[DataFrame], DataFrame]
+    merged: Callable[[DataFrame, DataFrame], DataFrame]
+
+
+ACTIVITY = Aggregate("topic_activity", ("topic", "minute"), topic_activity.partial, topic_activity.merged)
+HEALTH = Aggregate(
+    "kernel_health", ("kernel_id", "window_start"), kernel_health.partial, kernel_health.merged
+)
+ERRORS = Aggregate("errors", ("ename", "hour_start"), errors.partial, errors.merged)
+
+
+class Change(msgspec.Struct, frozen=True):
+    """The rows of a table that a batch changed, as they are now."""
+
+    table: str
+    rows: pa.Table
+
+
+class Written(msgspec.Struct):
+    """What a batch wrote."""
+
+    tables: dict[str, int] = msgspec.field(default_factory=dict)
+    """Rows by table, those included that replace others."""
+    state_rows: int | None = None
+    """Requests that are carried on; None if there was nothing to do with requests."""
+    lost: int = 0
+    """Records that were planned, and gone when they were to be read."""
+
+
+class Batch:
+    """One batch. Run it again, with this object or another of the same number, until it succeeds once."""
+
+    def __init__(
+        self,
+        warehouse: Warehouse,
+        number: int,
+        plan: Plan,
+        *,
+        pool: Executor,
+        feedback: Feedback | None,
+        on_stage: Callable[[str], None],
+    ) -> None:
+        self._warehouse = warehouse
+        self._spark = warehouse.spark
+        self._number = number
+        self._plan = plan
+        self._pool = pool
+        self._feedback = feedback
+        self._on_stage = on_stage
+        self._is_small = plan.records <= SMALL_RECORDS and plan.bytes <= SMALL_BYTES
+        self._written = Written()
+
+    def run(self, address: Address, *, fails_on_data_loss: bool) -> Written:
+        """Do what is not done yet. The log is read at ``address``, should it have to be read."""
+        self._fit_session()
+        if not self._has(self._warehouse.requests):
+            self._fill_tables(address, fails_on_data_loss=fails_on_data_loss)
+        self._on_stage("positions")
+        self._warehouse.positions.advance(self._number, self._plan)
+        return self._written
+
+    def _fill_tables(self, address: Address, *, fails_on_data_loss: bool) -> None:
+        self._on_stage("messages")
+        stored = self._stored(address, fails_on_data_loss=fails_on_data_loss)
+        self._on_stage("tables")
+        with _all_of([self._pool.submit(self._merge, ACTIVITY, stored)]) as [activity]:
+            if any(each.topic.startswith(TOPICS) for each in self._plan.ranges):
+                health, failures, state = self._fold(stored)
+            else:
+                health, failures, state = None, None, None
+        self._on_stage("feedback")
+        self._publish(activity.result(), health, failures)
+        if state is not None:
+            self._on_stage("state")
+            self._warehouse.requests.commit(self._number, state, replacing_all=True)
+
+    def _fit_session(self) -> None:
+        """Few records are sooner done in one piece, and by a plan that is not thought over while it runs."""
+        for name, value in (SMALL if self._is_small else LARGE).items():
+            self._spark.conf.set(name, value)
+
+    def _has(self, table: Table) -> bool:
+        return table.batch >= self._number
+
+    # The records
+
+    def _stored(self, address: Address, *, fails_on_data_loss: bool) -> DataFrame:
+        """The batch's rows of ``messages``, which are in the table from now on."""
+        table = self._warehouse["messages"]
+        if self._has(table):
+            return self._within_plan(table.rows(self._spark, table.files_of(self._number)))
+        records = self._records(address, fails_on_data_loss=fails_on_data_loss)
+        staged = self._staged(table, messages(records))
+        table.commit(self._number, staged, metadata={"plan": self._plan.to_json()})
+        self._written.tables["messages"] = staged.rows
+        self._written.lost = self._plan.records - staged.rows
+        return self._rows_of(table, staged.files)
+
+    def _records(self, address: Address, *, fails_on_data_loss: bool) -> DataFrame:
+        """The planned records, from the log, with their epochs."""
+        ranges = self._plan.ranges
+        options = {
+            "url": address.url,
+            "token": address.token or "",
+            "subscribe": ",".join(each.topic for each in ranges),
+            "startingOffsets": _places((each.topic, each.epoch, each.start) for each in ranges),
+            "endingOffsets": _places((each.topic, each.epoch, each.stop) for each in ranges),
+            "recordsPerPartition": str(RECORDS_PER_TASK),
+            "minPartitions": str(1 if self._is_small else self._spark.sparkContext.defaultParallelism),
+            "failOnDataLoss": str(fails_on_data_loss).lower(),
+        }
+        records = self._spark.read.format("himalia").options(**options).load()
+        epochs = self._ranges().select("topic", "epoch")
+        return records.join(F.broadcast(epochs), "topic")
+
+    def _within_plan(self, rows: DataFrame) -> DataFrame:
+        """The rows that the plan names. Files that were written again since may hold others."""
+        inside = (F.col("start") <= F.col("offset")) & (F.col("offset") < F.col("stop"))
+        joined = rows.join(F.broadcast(self._ranges()), ["topic", "epoch"])
+        return joined.where(inside).select(*rows.columns)
+
+    def _ranges(self) -> DataFrame:
+        rows = [(each.topic, each.epoch, each.start, each.stop) for each in self._plan.ranges]
+        return self._spark.createDataFrame(rows, "topic string, epoch string, start bigint, stop bigint")
+
+    # The requests
+
+    def _fold(self, stored: DataFrame) -> tuple[Change | None, Change | None, Staged]:
+        """Fold the batch into the requests that are open, and write what comes of it."""
+        decoded = self._decoded(stored)
+        state = self._warehouse.requests
+        before = state.files()
+        requests = merged(state.rows(self._spark, before), decoded).persist()
+        try:
+            # First, and alone: people wait for it, and the others then find the requests in memory.
+            closed = self._write_executions(requests, before)
+            work: list[Future[Any]] = [
+                self._pool.submit(self._merge, HEALTH, closed),
+                self._pool.submit(self._merge, ERRORS, closed),
+                self._pool.submit(self._write_orphans, requests),
+            ]
+            with _all_of(work) as [health, failures, _]:
+                staged = self._staged(state, carried(requests), before)
+            self._written.state_rows = staged.rows
+            return health.result(), failures.result(), staged
+        finally:
+            requests.unpersist()
+
+    def _decoded(self, stored: DataFrame) -> DataFrame:
+        """The batch's rows of ``iopub``: read back where they were just written, so that they are decoded once."""
+        table = self._warehouse["iopub"]
+        if self._has(table):
+            return iopub(stored)
+        staged = self._staged(table, iopub(stored))
+        table.commit(self._number, staged)
+        self._written.tables["iopub"] = staged.rows
+        return self._rows_of(table, staged.files)
+
+    def _write_executions(self, requests: DataFrame, before: Iterable[str]) -> DataFrame | None:
+        """Returns the closed ones: read back, if they were just written, and not worked out again. None: no one."""
+        table = self._warehouse["executions"]
+        closed = executions.closed(requests)
+        if self._has(table):
+            return closed
+        staged = self._staged(table, closed.unionByName(executions.running(requests)), before)
+        table.commit(self._number, staged, replacing=RUNNING)
+        self._written.tables["executions"] = staged.rows
+        files = [file for file in staged.files if "is_running=true" not in file.path]
+        return self._rows_of(table, files) if files else None
+
+    def _write_orphans(self, requests: DataFrame) -> None:
+        table = self._warehouse["orphans"]
+        if not self._has(table):
+            staged = self._staged(table, orphans.orphans(requests))
+            if staged.rows:
+                table.commit(self._number, staged)
+            self._written.tables["orphans"] = staged.rows
+
+    # The aggregates
+
+    def _merge(self, kind: Aggregate, source: DataFrame | None) -> Change | None:
+        """Merge what the source adds into a table; says what changed if that is to be published."""
+        table = self._warehouse[kind.name]
+        if source is None or (self._has(table) and self._feedback is None):
+            return None
+        partial = kind.partial(source).persist()
+        try:
+            touched = partial.select(*kind.keys, "hour").toArrow()
+            if not touched.num_rows:
+                return None
+            hours: Filters = [("hour", "in", touched["hour"].unique().to_pylist())]
+            if not self._has(table):
+                existing = table.files(hours)
+                rows = kind.merged(table.rows(self._spark, existing), partial)
+                staged = self._staged(table, rows, existing)
+                table.commit(self._number, staged, replacing=hours)
+                self._written.tables[kind.name] = staged.rows
+        finally:
+            partial.unpersist()
+        if self._feedback is None:
+            return None
+        now = pa.concat_tables(parquet.read_table(file) for file in sorted(table.files(hours)))
+        return Change(kind.name, changed(now, touched.select(list(kind.keys))))
+
+    def _publish(self, *changes: Change | None) -> None:
+        for change in changes:
+            if change is not None and self._feedback is not None:
+                self._feedback.publish(f"pipeline.{change.table}", self._number, change.rows)
+
+    # Files
+
+    def _staged(self, table: Table, rows: DataFrame, beside: Iterable[str] = ()) -> Staged:
+        """The rows, in files. ``beside`` are the files of what the batch's own rows were merged with."""
+        fitted = table.fitted(rows)
+        if self._is_small and table.bytes_of(beside) <= SMALL_BYTES:
+            return table.stage_few(fitted.toArrow(), self._number)
+        return table.stage(fitted, self._number)
+
+    def _rows_of(self, table: Table, files: Iterable[AddAction]) -> DataFrame:
+        return table.rows(self._spark, [str(table.path / file.path) for file in files])
+
+
+@contextmanager
+def _all_of(work: list[Future[Any]]) -> Iterator[list[Future[Any]]]:
+    """Leave the block only when all of the work has ended, also when the block itself fails."""
+    try:
+        yield work
+    finally:
+        wait(work)
+
+
+def _places(given: Iterable[tuple[str, str, int]]) -> str:
+    return json.dumps({topic: {"offset": offset, "epoch": epoch} for topic, epoch, offset in given})

@@ -1,0 +1,32 @@
+"""What went wrong in a batch: our own errors, found again in what Spark says of them."""
+
+from __future__ import annotations
+
+import re
+
+from himalia import errors
+from himalia.errors import HimaliaError
+
+# As a worker's traceback names it; the sentence is on the same line.
+_OURS = re.compile(r"himalia\.errors\.(\w+): ([^\n]+)")
+LINE_LENGTH_MAX = 500
+
+
+def translated(error: Exception) -> HimaliaError | None:
+    """The error of ours behind an exception; None if it is none."""
+    if isinstance(error, HimaliaError):
+        return error
+    found = _OURS.search(str(error))
+    kind = getattr(errors, found[1], None) if found else None
+    if found is None or not (isinstance(kind, type) and issubclass(kind, HimaliaError)):
+        return None
+    made = kind.__new__(kind)
+    # Past the class's own __init__: the sentence is written already.
+    HimaliaError.__init__(made, found[2].strip())
+    return made
+
+
+def first_line(error: Exception) -> str:
+    """What an exception says, as far as it fits into a sentence."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__)[:LINE_LENGTH_MAX]

@@ -1,0 +1,88 @@
+"""The server as the driver speaks to it: which topics there are, and publishing what the pipeline found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from himalia.client.discovery import Finder
+from himalia.errors import ConnectionFailed, TopicExists
+from himalia.spark.connector.connection import Address, Connection, topic_path
+from himalia.spark.warehouse.plan import TopicEnd
+
+NDJSON = "application/x-ndjson"
+
+
+class _Listed(msgspec.Struct):
+    topics: list[TopicEnd]
+
+
+class Server:
+    """For one thread. Each call answers or raises; the server is looked for anew after a failure."""
+
+    def __init__(self, url: str | None, token: str | None) -> None:
+        self._finder = Finder(url, token)
+        self._connection: Connection | None = None
+
+    @property
+    def address(self) -> Address:
+        """Where it is now; one that was restarted may have another port and token."""
+        found = self._finder.find()
+        return Address(found.url, found.token)
+
+    def topics(self) -> list[TopicEnd]:
+        """Every topic that the token may see."""
+        return msgspec.convert(self._ask("GET", "/topics"), _Listed).topics
+
+    def create_topic(self, name: str, retention: Mapping[str, Any] | None = None) -> None:
+        """Make sure that it is there."""
+        body = {"name": name} if retention is None else {"name": name, "retention": retention}
+        try:
+            self._ask("POST", "/topics", body=body)
+        except TopicExists:
+            pass
+
+    def publish(self, topic: str, payloads: Sequence[bytes], *, producer: str, sequence: int) -> None:
+        """Publish JSON payloads; the same ``producer`` and ``sequence`` again are one publish."""
+        body = b"".join(b'{"payload":%b}\n' % payload for payload in payloads)
+        query = {"producer": producer, "sequence": sequence}
+        self._ask("POST", topic_path(topic, "messages"), query, raw=body)
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, Any] | None = None,
+        *,
+        body: Any = None,
+        raw: bytes | None = None,
+    ) -> Any:
+        given = raw if body is None else msgspec.json.encode(body)
+        headers = {"Content-Type": NDJSON if body is None else "application/json"}
+        if self._connection is not None:
+            try:
+                return _answer(self._connection, method, path, query, given, headers)
+            except ConnectionFailed:
+                # A server ends connections that were idle for a while. Every call may be repeated.
+                self.close()
+        self._connection = Connection(self.address)
+        return _answer(self._connection, method, path, query, given, headers)
+
+
+def _answer(
+    connection: Connection,
+    method: str,
+    path: str,
+    query: Mapping[str, Any] | None,
+    body: bytes | None,
+    headers: Mapping[str, str],
+) -> Any:
+    with connection.open(method, path, query, body, headers) as response:
+        return msgspec.json.decode(response.read())

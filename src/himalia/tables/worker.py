@@ -1,0 +1,119 @@
+"""``python -m himalia.tables.worker``: answers questions about tables for a server, in a process of its own.
+
+It reads a line of JSON for each question from its standard input and writes its answer to its standard output: a line
+with ``ok`` and the length of the body, then the body. It ends with its input.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from typing import BinaryIO
+
+import msgspec
+
+from himalia.errors import ErrorCode, HimaliaError
+from himalia.tables.result import Result, rows_of
+from himalia.tables.warehouse import Tables
+
+logger = logging.getLogger("himalia.tables")
+
+MEMORY_BYTES_MAX = 512 << 20
+ENGINE = {"datafusion.execution.batch_size": "1024"}
+NICENESS = 10
+
+
+class Question(msgspec.Struct, frozen=True):
+    """Rows of a table, or with no name what tables there are. Ends after ``time_s``, come what may."""
+
+    path: str
+    name: str | None = None
+    where: str | None = None
+    order: str | None = None
+    columns: list[str] | None = None
+    limit: int = 100
+    bytes_max: int = 16 << 20
+    time_s: float = 10.0
+
+
+class Head(msgspec.Struct, frozen=True):
+    """What comes before a body. The body of one that is not ``ok`` is a ``Told``."""
+
+    ok: bool
+    bytes: int
+
+
+class Told(msgspec.Struct, frozen=True):
+    """What went wrong."""
+
+    code: str
+    message: str
+
+
+def answer(question: Question) -> bytes:
+    """The body of an answer: JSON, bounded in rows and bytes."""
+    tables = Tables(question.path, engine=ENGINE, memory_bytes_max=MEMORY_BYTES_MAX)
+    if question.name is None:
+        return msgspec.json.encode({"tables": tables.describe()})
+    result = tables.read(
+        question.name,
+        where=question.where,
+        order=question.order,
+        columns=question.columns,
+        # One more than is shown tells whether there are more.
+        limit=question.limit + 1,
+    )
+    rows, truncated = _bounded(result, question.limit, question.bytes_max)
+    return b'{"table":%b,"columns":%b,"rows":[%b],"truncated":%b}' % (
+        msgspec.json.encode(question.name),
+        msgspec.json.encode(result.schema.names),
+        b",".join(rows),
+        b"true" if truncated else b"false",
+    )
+
+
+def _bounded(result: Result, limit: int, bytes_max: int) -> tuple[list[bytes], bool]:
+    """Rows as JSON up to the limits, and whether there were more."""
+    rows: list[bytes] = []
+    size = 0
+    for batch in result:
+        for row in rows_of(batch):
+            encoded = msgspec.json.encode(row)
+            size += len(encoded)
+            if len(rows) == limit or (size > bytes_max and rows):
+                return rows, True
+            rows.append(encoded)
+    return rows, False
+
+
+def main() -> None:
+    # The server decides when to end, also on Ctrl-C; and whoever serves messages goes before whoever counts them.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.nice(NICENESS)
+    sink = sys.stdout.buffer
+    for line in sys.stdin.buffer:
+        _respond(line, sink)
+
+
+def _respond(line: bytes, sink: BinaryIO) -> None:
+    ok = True
+    try:
+        question = msgspec.json.decode(line, type=Question)
+        # Ends the process in the middle of whatever it does, should the server be gone that would have ended it.
+        signal.setitimer(signal.ITIMER_REAL, question.time_s + 5)
+        body = answer(question)
+    except HimaliaError as error:
+        ok, body = False, msgspec.json.encode(Told(error.code, error.message))
+    except Exception:
+        logger.exception("reading tables failed")
+        told = Told(ErrorCode.INTERNAL, "reading tables failed; the server's log says why")
+        ok, body = False, msgspec.json.encode(told)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    sink.write(msgspec.json.encode(Head(ok, len(body))) + b"\n" + body)
+    sink.flush()
+
+
+if __name__ == "__main__":
+    main()

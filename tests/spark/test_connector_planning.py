@@ -1,0 +1,190 @@
+"""From options and topics to ranges, partitions and positions: all without a server."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from himalia.errors import BadRequest
+from himalia.spark.connector import progress
+from himalia.spark.connector.options import EARLIEST, LATEST, At, read_options
+from himalia.spark.connector.planning import TopicState, batch_ranges, chosen, range_of, unknown
+from himalia.spark.connector.ranges import RANGE_COST, Range, grouped
+
+ORDERS = TopicState("orders", "e1", first=10, end=50)
+
+lengths = st.lists(st.integers(0, 1000), max_size=30)
+
+
+def ranges_of(lengths: list[int]) -> list[Range]:
+    return [Range(f"topic-{i}", "e", 5, 5 + length) for i, length in enumerate(lengths)]
+
+
+@given(lengths, st.integers(1, 500), st.integers(1, 20))
+def test_grouping_loses_nothing_and_repeats_nothing(
+    lengths: list[int], records_max: int, groups_min: int
+) -> None:
+    """Every offset of every range is in exactly one group, in order; groups are neither empty nor too long."""
+    ranges = ranges_of(lengths)
+    groups = grouped(ranges, records_max=records_max, groups_min=groups_min)
+    spread = [
+        (part.topic, offset) for group in groups for part in group for offset in range(part.start, part.stop)
+    ]
+    assert spread == [(each.topic, offset) for each in ranges for offset in range(each.start, each.stop)]
+    assert all(0 < sum(map(len, group)) <= records_max for group in groups)
+    assert len(groups) >= min(groups_min, sum(lengths))
+
+
+def test_many_small_topics_share_a_partition() -> None:
+    """But not so many that one task would ask for all of them one after the other."""
+    groups = grouped(ranges_of([1] * 1000), records_max=100_000, groups_min=1)
+    assert [len(group) for group in groups] == [400, 400, 200]
+    assert 400 * RANGE_COST == 100_000
+
+
+def test_a_large_topic_has_several_partitions() -> None:
+    groups = grouped([Range("orders", "e", 0, 250_000)], records_max=100_000, groups_min=1)
+    assert [len(group[0]) for group in groups] == [83_333, 83_333, 83_334]
+    assert len(grouped([Range("orders", "e", 0, 100)], records_max=100_000, groups_min=4)) == 4
+
+
+@pytest.mark.parametrize(
+    ("start", "stop", "expected", "loss"),
+    [
+        (EARLIEST, LATEST, (10, 50), ""),
+        (At(20), At(30), (20, 30), ""),
+        (At(20, "e1"), At(30, "e1"), (20, 30), ""),
+        (At(3), LATEST, (10, 50), "topic 'orders': offsets 3 to 9 are gone"),
+        (At(9), LATEST, (10, 50), "topic 'orders': offset 9 is gone"),
+        (At(3), At(7), (10, 10), "topic 'orders': offsets 3 to 6 are gone"),
+        (At(3), At(3), (10, 10), ""),
+        (At(60), LATEST, (50, 50), "topic 'orders' ends at offset 50, before offset 60"),
+        (EARLIEST, At(60), (10, 50), "topic 'orders' ends at offset 50, before offset 60"),
+        (
+            At(20, "e0"),
+            LATEST,
+            (10, 50),
+            "topic 'orders' was deleted and created again, or restored (its epoch is e1, not e0): "
+            "what it held from offset 20 on is gone",
+        ),
+        (
+            At(20, "e0"),
+            At(30, "e0"),
+            (10, 10),
+            "topic 'orders' was deleted and created again, or restored (its epoch is e1, not e0): "
+            "what it held before offset 30 is gone",
+        ),
+    ],
+)
+def test_a_range_is_what_there_is_of_what_was_asked(
+    start: At, stop: At, expected: tuple[int, int], loss: str
+) -> None:
+    """What is gone is named to the offset."""
+    losses: list[str] = []
+    found = range_of(ORDERS, start, stop, losses)
+    assert (found.start, found.stop) == expected
+    assert losses == ([loss] if loss else [])
+
+
+def test_a_range_that_ends_before_it_starts_is_a_slip() -> None:
+    with pytest.raises(BadRequest, match="from offset 30, after offset 20 where it ends"):
+        range_of(ORDERS, At(30), At(20), [])
+
+
+def test_topics_are_chosen_by_name_and_by_pattern() -> None:
+    states = {name: TopicState(name, "e", 0, 1) for name in ("kernels.b", "kernels.a", "orders", "other")}
+    options = read_options({"subscribe": "orders,gone", "subscribePattern": "kernels.>"})
+    assert list(chosen(options, states)) == ["kernels.a", "kernels.b", "orders"]
+    assert unknown(options, states) == ["gone"]
+
+
+def test_offsets_of_a_topic_that_is_not_read_are_a_slip() -> None:
+    options = read_options({"subscribe": "orders", "endingOffsets": '{"payments": 3}'})
+    with pytest.raises(
+        BadRequest, match="endingOffsets names topic 'payments', which is not among those to read"
+    ):
+        unknown(options, {})
+
+
+def test_a_time_decides_where_a_batch_starts() -> None:
+    options = read_options({"subscribe": "orders", "startingTimestamp": "2026-11-16"})
+    assert batch_ranges(options, [ORDERS], {"orders": 33}, []) == [Range("orders", "e1", 33, 50)]
+
+
+@given(lengths, st.integers(1, 3000))
+def test_a_limit_is_kept_and_shared_out_evenly(lengths: list[int], limit: int) -> None:
+    """All that may be read is read; nobody gets more than another who still has some left."""
+    ranges = ranges_of(lengths)
+    taken = {each.topic: len(each) for each in progress.limited(ranges, limit)}
+    assert sum(taken.values()) == min(limit, sum(lengths))
+    cut = [
+        taken[each.topic] for each in ranges if taken.get(each.topic, 0) < len(each) and each.topic in taken
+    ]
+    assert all(count <= min(cut) + len(ranges) for count in taken.values() if cut)
+
+
+def test_with_more_topics_than_records_those_that_wait_longest_come_first() -> None:
+    ranges = ranges_of([1, 9, 3])
+    assert [each.topic for each in progress.limited(ranges, 1)] == ["topic-1"]
+
+
+def test_positions_survive_the_checkpoint() -> None:
+    """Spark compares checkpoints as text, so equal positions are equal text."""
+    positions = {"b": At(3, "e"), "a": At(0, "f")}
+    checkpoint = progress.encoded(positions)
+    assert list(checkpoint) == ["a", "b"]
+    assert progress.decoded(checkpoint) == positions
+    assert progress.encoded(progress.decoded(checkpoint)) == checkpoint
+
+
+def test_a_topic_that_appears_is_read_from_its_first_record() -> None:
+    """An empty one is not mentioned before it has something, so that it makes no batch."""
+    topics = {"orders": ORDERS, "empty": TopicState("empty", "e", 0, 0)}
+    losses: list[str] = []
+    ranges = progress.unread({}, topics, losses, None)
+    reached = progress.after({}, ranges, topics)
+    assert reached == {"orders": At(50, "e1")}
+    assert progress.between({}, reached, {"orders": 10}) == [Range("orders", "e1", 10, 50)]
+    assert not losses
+
+
+def test_a_topic_that_vanishes_is_a_loss_and_forgotten() -> None:
+    losses: list[str] = []
+    positions = {"orders": At(20, "e1")}
+    ranges = progress.unread(positions, {}, losses, None)
+    assert progress.after(positions, ranges, {}) == {}
+    assert losses == ["topic 'orders' was deleted: what it held from offset 20 on is gone"]
+
+
+def test_a_topic_that_was_created_again_is_a_loss_and_begins_anew() -> None:
+    losses: list[str] = []
+    positions = {"orders": At(20, "e0")}
+    ranges = progress.unread(positions, {"orders": ORDERS}, losses, None)
+    reached = progress.after(positions, ranges, {"orders": ORDERS})
+    assert reached == {"orders": At(50, "e1")}
+    assert progress.between(positions, reached, {"orders": 10}) == [Range("orders", "e1", 10, 50)]
+    assert losses == [
+        "topic 'orders' was deleted and created again, or restored (its epoch is e1, not e0): "
+        "what it held from offset 20 on is gone"
+    ]
+
+
+def test_retention_that_overtakes_a_stream_is_a_loss() -> None:
+    losses: list[str] = []
+    progress.unread({"orders": At(4, "e1")}, {"orders": ORDERS}, losses, None)
+    assert losses == ["topic 'orders': offsets 4 to 9 are gone"]
+
+
+def test_a_stream_that_is_to_end_goes_no_further() -> None:
+    """Neither later records, nor later topics, nor a topic that was created again meanwhile."""
+    until = {"orders": TopicState("orders", "e1", 10, 30), "other": TopicState("other", "e0", 0, 9)}
+    topics = {
+        "orders": ORDERS,
+        "new": TopicState("new", "e", 0, 5),
+        "other": TopicState("other", "e2", 0, 99),
+    }
+    positions = {"orders": At(20, "e1"), "other": At(3, "e0")}
+    reached = progress.after(positions, progress.unread(positions, topics, [], until), topics)
+    assert reached == {"orders": At(30, "e1"), "other": At(3, "e0")}
+    assert progress.after(reached, progress.unread(reached, topics, [], until), topics) == reached

@@ -1,0 +1,115 @@
+"""Planning a batch: what is read, what is left for the next, and what is gone."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from himalia.spark.connector.ranges import Range
+from himalia.spark.warehouse.plan import Plan, TopicEnd, backlog_of, is_read, planned, until
+
+ENOUGH = 10**9
+
+topics = st.lists(
+    st.builds(
+        lambda name, first, length: TopicEnd(name, "e1", first, first + length, 10 * length),
+        st.sampled_from([f"t{i}" for i in range(8)]),
+        st.integers(0, 50),
+        st.integers(0, 1000),
+    ),
+    max_size=8,
+    unique_by=lambda topic: topic.name,
+)
+
+
+@pytest.mark.parametrize(
+    ("topic", "patterns", "expected"),
+    [
+        ("orders", [">"], True),
+        ("kernels.k1", ["kernels.>"], True),
+        ("orders", ["kernels.>"], False),
+        ("pipeline.errors", [">"], False),
+        ("pipeline.errors", ["*.errors"], False),
+        ("pipeline.errors", [">", "pipeline.>"], True),
+        ("pipeline.errors", ["pipeline.errors"], True),
+        ("pipelines", [">"], True),
+    ],
+)
+def test_own_topics_are_read_only_by_name(topic: str, patterns: list[str], expected: bool) -> None:
+    """The pipeline does not feed on what it says itself, unless somebody asks for that."""
+    assert is_read(topic, patterns) is expected
+
+
+def test_a_batch_begins_where_the_last_ended() -> None:
+    backlog = backlog_of([TopicEnd("orders", "e1", 0, 100)], {("orders", "e1"): 40})
+    assert planned(backlog, records_max=ENOUGH, bytes_max=ENOUGH).ranges == [Range("orders", "e1", 40, 100)]
+
+
+def test_nothing_new_is_no_batch() -> None:
+    backlog = backlog_of([TopicEnd("orders", "e1", 0, 100)], {("orders", "e1"): 100})
+    assert not planned(backlog, records_max=ENOUGH, bytes_max=ENOUGH).records
+
+
+def test_a_new_epoch_begins_at_its_first_record() -> None:
+    """A topic that was deleted and created again is another one, whatever was read of the old."""
+    backlog = backlog_of([TopicEnd("orders", "e2", 3, 10)], {("orders", "e1"): 40})
+    assert backlog.ranges == [Range("orders", "e2", 3, 10)]
+    assert not backlog.losses
+
+
+def test_what_retention_took_is_told() -> None:
+    backlog = backlog_of([TopicEnd("orders", "e1", 60, 100)], {("orders", "e1"): 40})
+    assert backlog.ranges == [Range("orders", "e1", 60, 100)]
+    assert backlog.losses == ["topic 'orders': offsets 40 to 59 are gone"]
+    assert backlog.lost == 20
+
+
+def test_a_topic_with_much_does_not_keep_out_others() -> None:
+    """Those with little are read whole, the others share what is left."""
+    backlog = backlog_of(
+        [TopicEnd("a", "e", 0, 10_000), TopicEnd("b", "e", 0, 10), TopicEnd("c", "e", 0, 500)], {}
+    )
+    plan = planned(backlog, records_max=300, bytes_max=ENOUGH)
+    assert {each.topic: len(each) for each in plan.ranges} == {"a": 145, "b": 10, "c": 145}
+
+
+def test_large_records_make_a_batch_shorter() -> None:
+    """The bound on bytes goes by the average size of a topic's records."""
+    backlog = backlog_of([TopicEnd("a", "e", 0, 1000, 1_000_000)], {("a", "e"): 500})
+    plan = planned(backlog, records_max=ENOUGH, bytes_max=100_000)
+    assert plan.records == 100
+    assert plan.bytes == 100_000
+
+
+@given(topics, st.integers(1, 2000))
+def test_batches_cover_the_backlog_without_a_hole_or_an_overlap(
+    found: list[TopicEnd], records_max: int
+) -> None:
+    """Batch after batch each record is planned once, in order, and no batch is larger than it may be."""
+    positions: dict[tuple[str, str], int] = {}
+    read: dict[str, list[int]] = {}
+    while (plan := planned(backlog_of(found, positions), records_max=records_max, bytes_max=ENOUGH)).records:
+        assert plan.records <= records_max
+        for each in plan.ranges:
+            read.setdefault(each.topic, []).extend(range(each.start, each.stop))
+            positions[each.topic, each.epoch] = each.stop
+    assert read == {
+        topic.name: list(range(topic.first, topic.end)) for topic in found if topic.end > topic.first
+    }
+
+
+def test_one_pass_ends_where_the_log_ended() -> None:
+    """Records and topics that came later are left out; an epoch that came later is a topic that came later."""
+    ends = {("orders", "e1"): 5, ("gone", "e1"): 5, ("again", "e1"): 5}
+    now = [
+        TopicEnd("orders", "e1", 0, 9),
+        TopicEnd("new", "e1", 0, 9),
+        TopicEnd("again", "e2", 0, 9),
+    ]
+    assert until(now, ends) == [TopicEnd("orders", "e1", 0, 5)]
+
+
+def test_a_plan_is_the_same_after_it_was_written_down() -> None:
+    plan = Plan([Range("orders", "e1", 3, 10), Range("kernels.k", "e2", 0, 1)], 17)
+    assert Plan.from_json(plan.to_json()) == plan

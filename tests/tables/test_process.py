@@ -1,0 +1,104 @@
+"""Queries in a process of their own: bounded, and ended when they take too long."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from himalia.errors import BadQuery, BadRequest, QueryTooLarge, TableNotFound
+from himalia.tables.process import QueryProcess
+from himalia.tables.worker import Question
+from tests.tables.sample import message, write_table
+
+ENDLESS = "exists (select 1 from generate_series(1, 1000000000000) as t(value) where value < 0)"
+
+
+@pytest.fixture
+def process() -> Iterator[QueryProcess]:
+    process = QueryProcess()
+    yield process
+    process.close()
+
+
+def children() -> list[psutil.Process]:
+    return [child for child in psutil.Process().children() if "himalia.tables.worker" in child.cmdline()]
+
+
+@pytest.mark.slow
+def test_answers_and_refusals(process: QueryProcess, sample: Path) -> None:
+    """One process answers question after question, rightly or with what is wrong."""
+    found = json.loads(
+        process.ask(Question(str(sample), "messages", "offset < 5", "offset", ["offset"], limit=2))
+    )
+    assert found == {
+        "table": "messages",
+        "columns": ["offset"],
+        "rows": [{"offset": 0}, {"offset": 1}],
+        "truncated": True,
+    }
+    for question, kind in (
+        (Question(str(sample), "messages", "nope = 1"), BadQuery),
+        (Question(str(sample), "messages", columns=["nope"]), BadRequest),
+        (Question(str(sample), "nope"), TableNotFound),
+        (Question(str(sample / "nope"), "messages"), TableNotFound),
+    ):
+        with pytest.raises(kind) as caught:
+            process.ask(question)
+        assert type(caught.value) is kind
+    found = json.loads(process.ask(Question(str(sample), "messages", limit=30)))
+    assert (len(found["rows"]), found["truncated"]) == (30, False)
+    assert len(json.loads(process.ask(Question(str(sample))))["tables"]) == 7
+    assert len(children()) == 1
+    assert children()[0].nice() > psutil.Process().nice()
+
+
+@pytest.mark.slow
+def test_a_query_without_end_is_ended(process: QueryProcess, sample: Path) -> None:
+    """Its process goes, and the next question has another."""
+    with pytest.raises(QueryTooLarge, match=r"took longer than 1\.5 s"):
+        process.ask(Question(str(sample), "messages", ENDLESS, time_s=1.5))
+    assert not children()
+    assert process.ask(Question(str(sample), "messages", limit=1))
+
+
+@pytest.mark.slow
+def test_an_answer_is_bounded_in_bytes(process: QueryProcess, tmp_path: Path) -> None:
+    """Large rows come up to the bound; the first always does."""
+    write_table(tmp_path, "messages", [message(number, payload="x" * 1000) for number in range(100)])
+    body = process.ask(Question(str(tmp_path), "messages", limit=100, bytes_max=10_000))
+    assert len(body) < 11_000
+    found = json.loads(body)
+    assert found["truncated"] and 5 < len(found["rows"]) < 10
+    found = json.loads(process.ask(Question(str(tmp_path), "messages", limit=100, bytes_max=1)))
+    assert (found["truncated"], len(found["rows"])) == (True, 1)
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed(process: QueryProcess, sample: Path) -> None:
+    """Out of memory, the system ends it: that is told, and the next question is answered."""
+    process.ask(Question(str(sample), "messages", limit=1))
+    [child] = children()
+    timer = threading.Timer(0.5, os.kill, (child.pid, signal.SIGKILL))
+    timer.start()
+    with pytest.raises(QueryTooLarge, match="more memory than there is"):
+        process.ask(Question(str(sample), "messages", ENDLESS, time_s=20))
+    assert process.ask(Question(str(sample), "messages", limit=1))
+
+
+@pytest.mark.slow
+def test_a_process_ends_with_whoever_asked(process: QueryProcess, sample: Path) -> None:
+    """When the server is gone, however it went, so is the process; Ctrl-C alone is for the server to decide."""
+    process.ask(Question(str(sample), "messages", limit=1))
+    [child] = children()
+    child.send_signal(signal.SIGINT)
+    assert process.ask(Question(str(sample), "messages", limit=1))
+    assert process._process is not None and process._process.stdin is not None
+    process._process.stdin.close()
+    assert child.wait(20) == 0

@@ -1,0 +1,274 @@
+"""Only questions can be asked: whatever a condition or a query says, nothing is written and nothing else is read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+
+from himalia.errors import BadQuery, BadRequest, HimaliaError, QueryTooLarge, TableNotFound
+from himalia.tables import Tables
+from tests.tables.sample import message, write_table
+
+
+@pytest.fixture
+def warehouse(tmp_path: Path) -> Path:
+    path = tmp_path / "warehouse"
+    write_table(path, "messages", [message(number) for number in range(10)])
+    (tmp_path / "secret.csv").write_text("a,b\nsecret,1\n")
+    return path
+
+
+def files(directory: Path) -> set[tuple[str, int]]:
+    return {
+        (str(path), path.stat().st_size)
+        for path in directory.rglob("*")
+        if path.is_file() and path.name != "lock"
+    }
+
+
+STATEMENTS = [
+    "copy messages to '{out}' stored as json",
+    "COPY (select 1) TO '{out}' STORED AS CSV",
+    "create external table t stored as csv location '{secret}'",
+    "CREATE OR REPLACE EXTERNAL TABLE messages STORED AS CSV LOCATION '{secret}'",
+    "create table t as select * from messages",
+    "create view v as select 1",
+    "insert into messages select * from messages",
+    "delete from messages",
+    "update messages set topic = 'x'",
+    "truncate table messages",
+    "drop table messages",
+    "alter table messages add column x int",
+    "set datafusion.execution.batch_size = 1",
+    "prepare p as delete from messages",
+    "explain analyze copy (select 1) to '{out}' stored as csv",
+    "explain analyze verbose copy (select 1) to '{out}' stored as csv",
+    "EXPLAIN /* */ ANALYZE COPY (select 1) TO '{out}' STORED AS CSV",
+    "explain (analyze) copy (select 1) to '{out}' stored as csv",
+    "explain analyze insert into messages select * from messages",
+    "describe analyze copy (select 1) to '{out}' stored as csv",
+    "desc analyze delete from messages",
+    "describe copy (select 1) to '{out}' stored as csv",
+    "with x as (select 1) insert into messages select * from messages",
+    "with x as (select 1) delete from messages",
+    "with x as (select 1) update messages set topic = 'x'",
+    "select 1; copy (select 1) to '{out}' stored as csv",
+    "select 1; drop table messages; --",
+    "-- select\ncopy (select 1) to '{out}' stored as csv",
+    "/* select 1 */ delete from messages",
+    "/* a */ -- b\n drop table messages",
+    "(delete from messages)",
+    "((copy (select 1) to '{out}' stored as csv))",
+    "begin; delete from messages; commit",
+    "call x()",
+    "attach '{secret}' as other",
+    "load '{secret}'",
+    "selec 1",
+    "",
+    "  ;  ",
+    "-- nothing",
+    "/* never ends",
+]
+
+
+@pytest.mark.parametrize("statement", STATEMENTS)
+def test_what_is_not_a_query_is_refused(warehouse: Path, statement: str) -> None:
+    """It is told so in a sentence, and no file has changed or come."""
+    out, secret = warehouse.parent / "out", warehouse.parent / "secret.csv"
+    before = files(warehouse.parent)
+    with pytest.raises(BadQuery):
+        Tables(warehouse).sql(statement.format(out=out, secret=secret)).rows()
+    assert files(warehouse.parent) == before
+    assert DeltaTable(warehouse / "messages").version() == 0
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "select * from '{secret}'",
+        'select * from "{secret}"',
+        "select * from read_csv('{secret}')",
+        "select * from csv_scan('{secret}')",
+        "select * from parquet_scan('{other}')",
+        'with x as (table "{secret}") select * from x',
+        "select * from delta_scan('{other}')",
+        "select * from '{other}'",
+    ],
+)
+def test_nothing_else_is_read(warehouse: Path, query: str) -> None:
+    """A file, or a table that lies elsewhere, cannot be named."""
+    other = warehouse.parent / "other"
+    write_table(other, "orphans", [])
+    with pytest.raises((BadQuery, TableNotFound)):
+        Tables(warehouse).sql(
+            query.format(secret=warehouse.parent / "secret.csv", other=other / "orphans")
+        ).rows()
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "select 1 as x",
+        "SELECT count(*) FROM messages;",
+        "(select 1)",
+        "with n as (select count(*) as x from messages) select * from n",
+        "values (1), (2)",
+        "show tables",
+        "describe messages",
+        'desc "messages"',
+        "explain select 1",
+        "explain analyze select count(*) from messages",
+        "-- how many\nselect count(*) from messages -- all of them",
+        "/* many\nlines */ select 1",
+        "\n\tselect 'delete from messages; drop table messages' as harmless",
+    ],
+)
+def test_queries_are_answered(warehouse: Path, query: str) -> None:
+    assert Tables(warehouse).sql(query).rows()
+
+
+CONDITIONS = [
+    "true) limit 100 --",
+    "true) limit 100 /*",
+    "true) limit 100 # ",
+    "true) union all select * from messages --",
+    "true); copy (select 1) to '{out}' stored as csv; --",
+    "true; drop table messages",
+    "true) ; select (1",
+    "true) into outfile '{out}",
+    "exists (copy messages to '{out}' stored as csv)",
+    "exists (delete from messages)",
+    "exists (insert into messages select * from messages)",
+    "exists (select * from '{secret}')",
+    'exists (select * from "{secret}")',
+    "exists (select * from read_csv('{secret}'))",
+    "topic = 'a",
+    "topic = 'orders' limit 100",
+    "true order by offset",
+    "true)",
+    "(true",
+    "-- true",
+    "/* true",
+]
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+def test_a_condition_stays_a_condition(warehouse: Path, condition: str) -> None:
+    """What would end it early, add to it, or do something else is refused, and no file has changed or come."""
+    before = files(warehouse.parent)
+    where = condition.format(out=warehouse.parent / "out", secret=warehouse.parent / "secret.csv")
+    with pytest.raises(HimaliaError):
+        Tables(warehouse).read("messages", where=where, limit=2).rows()
+    assert files(warehouse.parent) == before
+    assert DeltaTable(warehouse / "messages").version() == 0
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "true) or (true",
+        "true) union all select * from messages where (true",
+        "true) union all (select * from messages) union all select * from messages where (true",
+        "true) limit 7 union all select * from messages where (true",
+        "true -- a remark",
+        "true /* a remark */",
+        "topic = ') limit 100 --' or true",
+        "true and 'x' <> $$) limit 100 --$$",
+    ],
+)
+def test_the_limit_holds(warehouse: Path, where: str) -> None:
+    """Parentheses that balance, quotes and remarks do not get around it: it is the end of the statement."""
+    try:
+        rows = Tables(warehouse).read("messages", where=where, limit=2).rows()
+    except BadRequest:
+        return
+    assert len(rows) == 2
+
+
+def test_a_query_leaves_nothing_behind(warehouse: Path) -> None:
+    """What the engine would keep in memory for the next statement is gone with the query."""
+    tables = Tables(warehouse)
+    before = files(warehouse.parent)
+    tables.sql("select 1 as x into t").rows()
+    with pytest.raises(TableNotFound):
+        tables.sql("select * from t")
+    assert files(warehouse.parent) == before
+
+
+def test_columns_and_tables_are_names(tmp_path: Path) -> None:
+    """A column or a table called by something that looks like SQL is still only a name."""
+    import pyarrow as pa
+    from deltalake import write_deltalake
+
+    name = 'x" limit 1 --'
+    write_deltalake(tmp_path / 'odd "table"', pa.table({name: [1, 2], "select": [3, 4]}))
+    tables = Tables(tmp_path)
+    assert tables.read('odd "table"', columns=[name, "select"]).rows() == [
+        {name: 1, "select": 3},
+        {name: 2, "select": 4},
+    ]
+    assert tables.read('odd "table"', order="select desc", limit=1).rows() == [{name: 2, "select": 4}]
+
+
+def test_a_query_that_needs_too_much_memory(warehouse: Path) -> None:
+    """It is told so, and does not take it."""
+    tables = Tables(warehouse, memory_bytes_max=8 << 20)
+    with pytest.raises(QueryTooLarge, match="more memory than it may have"):
+        tables.sql(
+            "select array_agg(value order by value desc) from generate_series(1, 3000000) t(value)"
+        ).rows()
+
+
+@pytest.mark.parametrize(
+    ("where", "says"),
+    [
+        (
+            "nope = 1",
+            "there is no column 'nope' (text stands in 'single quotes'); there are topic, epoch, offset",
+        ),
+        ('topic = "orders"', "there is no column 'orders' (text stands in 'single quotes')"),
+        ("topic = 'a", "this is not SQL: unterminated string literal, at character 9"),
+        ("topic =", "the condition ends too early"),
+        ("topic = 'a')", "closes a parenthesis that it did not open"),
+        ("topic in ('a'\nand", "the condition ends too early"),
+        ("topic is\nnot not null", "this is not SQL: expected"),
+        ("topic is\nnot not null", "at character 5 of line 2"),
+        ("topic", "the query failed: cannot create filter with non-boolean predicate"),
+        ("ts > 5", "the query failed: cannot infer common argument type"),
+        ("ts > 'yesterday'", "error parsing timestamp from 'yesterday'"),
+        ("frobnicate(ts)", "invalid function 'frobnicate'"),
+        ("regexp_like(payload, '(')", "unclosed group"),
+        ("true; true", "this is not SQL: expected"),
+    ],
+)
+def test_a_wrong_condition_is_told_in_words(warehouse: Path, where: str, says: str) -> None:
+    """The engine's own sentence, with the place in what was written; one line."""
+    with pytest.raises(BadQuery) as caught:
+        Tables(warehouse).read("messages", where=where, limit=1).rows()
+    assert says in caught.value.message
+    assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("query", "says"),
+    [
+        ("select * from execution", "there is no table 'execution'; there are messages"),
+        ("select topic, offset from messages", '"offset" has to stand in double quotes'),
+        ("select nope from messages", "there is no column 'nope'"),
+        ("select 1; select 2", "several statements; ask one query at a time"),
+        ("select topic, count(*) from messages", "must appear in the GROUP BY clause"),
+        ("select interval '1 hour' as pause", "the column 'pause' is an interval"),
+        (
+            "copy x to y",
+            "'copy x to y' is not a query, and tables are only read here: begin with SELECT, WITH",
+        ),
+        ("", "there is no query; write one such as: select"),
+    ],
+)
+def test_a_wrong_query_is_told_in_words(warehouse: Path, query: str, says: str) -> None:
+    with pytest.raises((BadQuery, TableNotFound)) as caught:
+        Tables(warehouse).sql(query).rows()
+    assert says in caught.value.message
+    assert "\n" not in caught.value.message
