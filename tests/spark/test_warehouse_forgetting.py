@@ -70,6 +70,7 @@ def test_forgetting_again_finds_nothing(filled: Path) -> None:
         ("colour = 'red'", "no table has all the columns"),
         ("topic = 'a'; drop table t", "Expected: "),
         ("topic = 'a') or (topic = 'orders'", "more than one condition"),
+        ("true) limit 1 --", "in: true"),
         ("topic", "non-boolean"),
         ("nonsense(topic)", "Invalid function 'nonsense'"),
     ],

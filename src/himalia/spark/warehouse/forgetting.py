@@ -38,7 +38,8 @@ def forget(warehouse: Path, where: str) -> dict[str, int]:
 
 def _count(table: DeltaTable, where: str) -> int | None:
     """How many rows a condition holds for; None if the table lacks a column that it names."""
-    query = f"select count(*) as rows from t where ({where})"
+    # On lines of its own: a comment at its end must not take the rest of the query along.
+    query = f"select count(*) as rows from t where (\n{where}\n)"
     try:
         answer = pa.table(QueryBuilder().register("t", table).execute(query).read_all())
     except DeltaError as error:
