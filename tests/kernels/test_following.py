@@ -76,6 +76,7 @@ class Kept:
             self._listener.bind(str(directory / "keeper.sock"))
             self._listener.listen()
         self.connection: socket.socket | None = None
+        self._writing = threading.Lock()  # A keeper writes from one thread; some tests do from two.
         broker = IopubBroker()
         broker.add_global_subscriber(got)
         self.intake = Intake(broker, WIRE, directory, Bookmark())
@@ -88,7 +89,8 @@ class Kept:
     def write(self, *numbers: int) -> None:
         for number in numbers:
             _, frames = WIRE.encode("stream", {"text": ""}, msg_id=f"{self._name}{number}")
-            self.spool.append([frames])
+            with self._writing:
+                self.spool.append([frames])
 
     def notify(self) -> None:
         assert self.connection is not None

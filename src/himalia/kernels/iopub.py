@@ -86,7 +86,7 @@ class Feed:
         self.source: zmq.Socket[bytes] | None = None
         self.closed = threading.Event()
         self.is_flooding = False
-        self._flood = Flood(GATHER_S)
+        self._flood = Flood()
         self._complaint = Seldom()
 
     def open(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 FLOOD_PER_S = 500
 """Messages a second, over a window, that are a flood; half as many go on with one."""
-WINDOW_PAUSES = 4
-"""A window is so many pauses long: whoever says a few things in quick succession is never kept waiting."""
+WINDOW_S = 0.02
+"""Whoever says a few things in quick succession, within such a window, is never kept waiting."""
 
 
 class Flood:
-    """Whether messages come so thick, and for so long, that it pays to let some gather before they are taken."""
+    """Whether messages come so thick, and for so long, that it pays to let some gather before they are passed on."""
 
-    def __init__(self, pause_s: float) -> None:
-        """``pause_s`` is how long they are let gather."""
-        self._window_s = WINDOW_PAUSES * pause_s
+    def __init__(self) -> None:
         self._began_s = 0.0
         self._count = 0
         self._is_on = False
 
     def took(self, count: int, now_s: float) -> bool:
-        """So many messages were taken; says whether to pause before the next."""
+        """So many messages were taken; says whether to let more gather."""
         self._count += count
         passed_s = now_s - self._began_s
-        if passed_s >= self._window_s:
+        if passed_s >= WINDOW_S:
             wanted = FLOOD_PER_S * passed_s / (2 if self._is_on else 1)
             self._is_on = self._count >= wanted
             self._began_s, self._count = now_s, 0

@@ -28,18 +28,17 @@ from himalia.kernels.keeper import place
 from himalia.kernels.keeper.child import Child
 from himalia.kernels.keeper.connection import LINE_BYTES_MAX, Connection
 from himalia.kernels.keeper.flood import Flood
-from himalia.kernels.keeper.iopub import MESSAGES_AT_ONCE, IopubTap
+from himalia.kernels.keeper.iopub import IopubTap
 from himalia.kernels.keeper.lease import Lease
 from himalia.kernels.keeper.logfile import LogFile
 from himalia.kernels.keeper.spool import Spool
 from himalia.kernels.keeper.status import is_idle, is_status
 
 LAUNCH_WITHIN_S = 60.0
-GATHER_S = 0.02
-"""A pause in a flood, so that more of it is taken in at once: the server reads and stores as much at once."""
-NOTICE_WITHIN_S = 0.001
-"""How long a notice may wait for what comes next. The few messages of a small cell then cost one or two of them; what
-ends the cell is never kept waiting."""
+NOTICE_S = 0.001
+"""How long a notice may wait for what comes next: the few messages of a small cell then cost one or two of them."""
+FLOOD_NOTICE_S = 0.02
+"""The same in a flood: each notice costs the server a commit. What ends a cell waits for neither."""
 SETTLE_S = 0.25
 """How long a kernel's IOPub connection may outlive it, in a child that inherited it, before it counts as read."""
 RETRY_S = 0.5
@@ -116,8 +115,7 @@ class KeeperProcess:
         self._connections: dict[int, Connection] = {}
         self._poller = zmq.Poller()
         self._ending: _Ending | None = None
-        self._flood = Flood(GATHER_S)
-        self._is_gathering = False
+        self._flood = Flood()
         self._retry_at = 0.0
         self._notice_at: float | None = None
         self._settle_until = 0.0
@@ -180,12 +178,9 @@ class KeeperProcess:
         """Serve until the kernel was released or its lease is over."""
         while not self._is_done:
             ready = self._poller.poll(self._timeout_ms())
-            self._is_gathering = False
             for source, events in ready:
                 self._serve(source, events)
             self._advance()
-            if self._is_gathering:
-                time.sleep(GATHER_S)
 
     def _serve(self, source: Any, events: int) -> None:
         if self._tap is not None and source is self._tap.socket:
@@ -248,24 +243,25 @@ class KeeperProcess:
 
     def _hear(self, tap: IopubTap) -> None:
         messages = tap.receive()
-        self._keep(messages)
+        self._keep(messages, FLOOD_NOTICE_S if self._is_flood(messages) else NOTICE_S)
+        if any(map(is_idle, messages)):
+            self._notify()
+
+    def _is_flood(self, messages: Sequence[Sequence[bytes]]) -> bool:
         now = time.monotonic()
         if any(map(is_status, messages)):
             self._flood.end(now)
-        else:
-            is_all = len(messages) < MESSAGES_AT_ONCE
-            self._is_gathering = self._flood.took(len(messages), now) and is_all
-        if self._is_gathering or any(map(is_idle, messages)):
-            self._notify()
+            return False
+        return self._flood.took(len(messages), now)
 
-    def _keep(self, messages: Sequence[Sequence[bytes]]) -> None:
-        """Write them, and what waited; whoever follows is told afterwards, soon."""
+    def _keep(self, messages: Sequence[Sequence[bytes]], notice_s: float = NOTICE_S) -> None:
+        """Write them, and what waited; whoever follows is told afterwards, within a time."""
         written, now = self._spool.written, time.monotonic()
         self._spool.append(messages)
         if self._spool.unwritten:
             self._retry_at = now + RETRY_S
         if self._spool.written > written and self._notice_at is None:
-            self._notice_at = now + NOTICE_WITHIN_S
+            self._notice_at = now + notice_s
 
     def _notify(self) -> None:
         if self._notice_at is None:
