@@ -14,7 +14,7 @@ from himalia.log.columns import columns_of
 from himalia.log.contract import Chunk
 from himalia.protocol import encode
 from himalia.record import Record
-from himalia.server.arrow import ArrowStream
+from himalia.server.arrow import ArrowStream, _split
 
 Headers = dict[str, str]
 
@@ -77,3 +77,17 @@ def test_bytes_that_are_no_text_are_told_as_such() -> None:
     rows = decoded(record(0, b'{"a":"\xff"}', b'"\xff"'), record(1, b'{"a":"b"}', b"1"))
     assert [row["payload"] for row in rows] == ['"�"', "1"]
     assert [dict(row["headers"]) for row in rows] == [{"a": "�"}, {"a": "b"}]
+
+
+def test_headers_as_the_server_writes_them_need_no_decoder() -> None:
+    """They are most of what there is to encode, and a decoder would keep the interpreter from everybody else."""
+    written = [b'{"publisher":"token"}', encode({"a": "b", "c": ""}), b"{}", '{"ä":"}{,:"}'.encode()]
+    maps = _split(pa.array(written, pa.binary()))
+    assert maps is not None
+    assert [dict(each) for each in maps.to_pylist()] == [json.loads(each) for each in written]
+
+
+@pytest.mark.parametrize("written", [b'{"a": "b"}', b'{"a":1,"b":2}', b'{"a":null}', b'{"a":"b"} '])
+def test_headers_in_another_form_are_left_to_the_decoder(written: bytes) -> None:
+    """Nothing is ever guessed."""
+    assert _split(pa.array([b'{"x":"y"}', written], pa.binary())) is None

@@ -7,7 +7,6 @@ the rest.
 
 from __future__ import annotations
 
-from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -64,16 +63,18 @@ class ArrowStream:
         return END_OF_STREAM
 
 
-def _binary(joined: Joined) -> Any:
+def _array(kind: Any, joined: Joined) -> Any:
     """The array that these bytes are already, once it is known where each value ends."""
     ends = pc.cumulative_sum(pa.array([0, *joined.lengths], pa.int32()))
     return pa.Array.from_buffers(
-        pa.binary(), len(joined.lengths), [None, ends.buffers()[1], pa.py_buffer(joined.data)]
+        kind, len(joined.lengths), [None, ends.buffers()[1], pa.py_buffer(joined.data)]
     )
 
 
 def _texts(joined: Joined) -> Any:
-    found = _binary(joined)
+    if joined.data.isascii():
+        return _array(pa.string(), joined)
+    found = _array(pa.binary(), joined)
     try:
         return found.cast(pa.string())
     except pa.ArrowInvalid:
@@ -82,18 +83,47 @@ def _texts(joined: Joined) -> Any:
 
 
 def _maps(headers: Joined) -> Any:
-    """Headers as maps. They repeat from record to record, so each is decoded once, and all of them in one go."""
-    distinct = _binary(headers).dictionary_encode()
-    maps = _decoded(distinct.dictionary.to_pylist())
-    ends = pa.array([0, *accumulate(map(len, maps))], pa.int32())
-    names = pa.array([name for each in maps for name in each], pa.string())
-    values = pa.array([value for each in maps for value in each.values()], pa.string())
-    return pa.MapArray.from_arrays(ends, names, values).take(distinct.indices)
+    """Headers as maps. They repeat from record to record, so that each is looked at once."""
+    distinct = _array(pa.binary(), headers).dictionary_encode()
+    maps = None if b"\\" in headers.data else _split(distinct.dictionary)
+    if maps is None:
+        maps = _decoded(distinct.dictionary.to_pylist())
+    return maps.take(distinct.indices)
 
 
-def _decoded(headers: list[bytes]) -> list[dict[str, str]]:
-    joined = b"[" + b",".join(headers) + b"]"
+def _split(headers: Any) -> Any | None:
+    """Headers as maps without a JSON decoder, which would need the interpreter for as long as all the rest takes.
+
+    Where nothing is escaped, quotes alone tell what is what: ``{``, name, ``:``, value, ``,``, name, and so on to
+    ``}``. None for headers of another form, such as one with white space.
+    """
+    pieces = pc.split_pattern(headers, b'"')
     try:
-        return _decode_headers(joined)
-    except UnicodeDecodeError:
-        return _decode_headers(joined.decode(errors="replace"))
+        texts = pieces.flatten().cast(pa.string())
+    except pa.ArrowInvalid:
+        return None
+    counts = pc.shift_right(pieces.value_lengths(), pa.scalar(2, pa.int32()))
+    ends = pa.concat_arrays([pa.array([0], pa.int32()), pc.cumulative_sum(counts)])
+    count = ends[-1].as_py()
+    if len(texts) != 4 * count + len(headers):
+        return None
+    # Before a header's pairs stand four texts for each pair before it, one for each header before it, and one brace.
+    before = pc.list_parent_indices(pa.ListArray.from_arrays(ends, pa.nulls(count)))
+    at = pc.add(pc.add(pa.arange(0, 4 * count, 4), before), 1)
+    names, values = texts.take(at), texts.take(pc.add(at, 2))
+    # All that is neither name, value nor quote has to be a brace, a colon or a comma.
+    signs = 2 * len(headers) + 2 * count - pc.sum(pc.greater(counts, 0)).as_py()
+    if _size(headers) != _size(names) + _size(values) + 4 * count + signs:
+        return None
+    return pa.MapArray.from_arrays(ends, names, values)
+
+
+def _size(values: Any) -> int:
+    return pc.sum(pc.binary_length(values)).as_py() or 0
+
+
+def _decoded(headers: list[bytes]) -> Any:
+    """Headers as maps, whatever their form."""
+    joined = b"[" + b",".join(headers) + b"]"
+    maps = _decode_headers(joined.decode(errors="replace"))
+    return pa.array([list(each.items()) for each in maps], pa.map_(pa.string(), pa.string()))

@@ -31,7 +31,9 @@ DEFAULTS = {
     "spark.driver.memory": "2g",
     "spark.sql.shuffle.partitions": "4",
     "spark.log.level": "ERROR",
-    "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOGGING}",
+    # A batch of the pipeline compiles more than a hundred classes, the default: each would be compiled for every batch.
+    "spark.sql.codegen.cache.maxEntries": "2000",
+    "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOGGING} -XX:ReservedCodeCacheSize=512m",
 }
 
 

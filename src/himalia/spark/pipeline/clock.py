@@ -3,17 +3,24 @@
 Time is the records' own: a topic's time is that of its newest record, and a rule that waits for it to pass never looks
 at a clock on a wall. An *ending* is an event after which nothing that ran goes on: the kernel died, was stopped, or is
 restarted. And where a topic was deleted and created again, what the old one had open stays unanswered.
+
+All of this is small, one row per topic and few endings, so it is fetched first (one job that reads four columns): the
+fold then joins it as a table that is known, which costs no further stages.
 """
 
 from __future__ import annotations
 
-from pyspark.sql import Column, DataFrame, Window
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F
 
-_IS_ENDING = "event in ('died', 'stopped', 'restarting')"
-_ENDING = f"""if(
-    {_IS_ENDING},
-    named_struct(
+_ENDING = """
+    collect_list(named_struct(
         'offset', offset,
         'us', unix_micros(ts),
         'status', if(event = 'died', 'died', 'aborted'),
@@ -26,71 +33,99 @@ _ENDING = f"""if(
             end,
             nullif(reason, '')
         )
-    ),
-    null
-)"""
+    )) filter (where event in ('died', 'stopped', 'restarting'))
+"""
 _BLOCK_BITS = 8
 
+_ENDING_TYPE = pa.struct(
+    [("offset", pa.int64()), ("us", pa.int64()), ("status", pa.string()), ("reason", pa.string())]
+)
+_TOPICS = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("epoch", pa.string()),
+        ("topic_us", pa.int64()),
+        ("superseded_us", pa.int64()),
+        ("first_ending", _ENDING_TYPE),
+    ]
+)
+_FURTHER = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("epoch", pa.string()),
+        ("block", pa.int64()),
+        ("endings", pa.list_(_ENDING_TYPE)),
+    ]
+)
 
-def topics(state: DataFrame, iopub: DataFrame) -> DataFrame:
-    """One row for each topic and epoch of the batch or the state: small, to be joined with everything.
+
+class Clock:
+    """What a batch says of its topics.
+
+    ``topics`` has a row for each topic and epoch of the batch or the state:
 
     - ``topic_us``: the topic's time at the end of the batch; null if the batch has nothing of it
-    - ``first_ending`` of it in the batch; null if there is none
     - ``superseded_us``: when the next epoch of the topic began; null if none did
+    - ``first_ending`` of it in the batch; null if there is none
     """
-    said = iopub.selectExpr("topic", "epoch", "unix_micros(ts) as us", f"{_ENDING} as ending")
-    known = state.select("topic", "epoch").distinct()
-    # An epoch of which only the state knows is older than all in the batch.
-    by_age = Window.partitionBy("topic").orderBy(F.col("first_us").asc_nulls_first(), "epoch")
-    return (
-        said.unionByName(known, allowMissingColumns=True)
-        .groupBy("topic", "epoch")
-        .agg(
-            F.min("us").alias("first_us"),
-            F.max("us").alias("topic_us"),
-            F.min("ending").alias("first_ending"),
+
+    def __init__(self, state: DataFrame, iopub: DataFrame) -> None:
+        """Reads both."""
+        said = iopub.groupBy("topic", "epoch").agg(
+            F.expr("unix_micros(min(ts))").alias("first_us"),
+            F.expr("unix_micros(max(ts))").alias("last_us"),
+            F.expr(f"sort_array({_ENDING})").alias("endings"),
         )
-        .select(
-            "topic",
-            "epoch",
-            "topic_us",
-            "first_ending",
-            F.lead("first_us").over(by_age).alias("superseded_us"),
+        known = state.select("topic", "epoch").distinct()
+        rows = said.join(known, ["topic", "epoch"], "full").collect()
+        session = iopub.sparkSession
+        self.topics = F.broadcast(session.createDataFrame(_table(_TOPICS, _topics(rows))))
+        further = list(_further_endings(rows))
+        self._further = F.broadcast(session.createDataFrame(_table(_FURTHER, further))) if further else None
+
+    def with_ending(self, rows: DataFrame, wanted: Column) -> DataFrame:
+        """Records with the columns of their topic and with ``ending``, the first after each that is wanted."""
+        timed = rows.join(self.topics, ["topic", "epoch"])
+        if self._further is None:
+            return timed.withColumn("ending", F.expr("if(first_ending.offset > offset, first_ending, null)"))
+        next_of_block = "get(filter(endings, ending -> ending.offset > offset), 0)"
+        ending = F.expr(f"if(first_ending.offset > offset, first_ending, {next_of_block})")
+        return (
+            timed.withColumn("block", F.shiftright("offset", _BLOCK_BITS))
+            .join(self._further, ["topic", "epoch", "block"], "left")
+            .withColumn("ending", F.when(wanted, ending))
+            .drop("block", "endings")
         )
-    )
 
 
-def further_endings(iopub: DataFrame) -> DataFrame:
-    """Endings of a topic after its first, by ``topic``, ``epoch`` and ``block`` of offsets: all that may be the next
-    one of a record of that block, in order.
+def _topics(rows: Sequence[Row]) -> Iterator[tuple[Any, ...]]:
+    by_topic: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        by_topic[row.topic].append(row)
+    for epochs in by_topic.values():
+        # An epoch of which only the state knows is older than all in the batch.
+        epochs.sort(key=lambda row: (row.first_us or 0, row.epoch))
+        for row, newer in zip(epochs, [*epochs[1:], None], strict=True):
+            superseded_us = newer.first_us if newer is not None else None
+            first_ending = row.endings[0].asDict() if row.endings else None
+            yield row.topic, row.epoch, row.last_us, superseded_us, first_ending
+
+
+def _further_endings(rows: Sequence[Row]) -> Iterator[tuple[Any, ...]]:
+    """Endings of a topic after its first, by blocks of offsets: all that may be the next one of a record of a block.
 
     By blocks, because a list of all endings, looked through by each request, would make a kernel that is restarted
     after every request quadratic.
     """
-    in_order = Window.partitionBy("topic", "epoch").orderBy("offset")
-    endings = iopub.where(_IS_ENDING).select(
-        "topic",
-        "epoch",
-        "offset",
-        F.expr(_ENDING).alias("ending"),
-        F.lag("offset").over(in_order).alias("before"),
-    )
-    blocks = F.explode(F.sequence(block_of(F.col("before")), block_of(F.col("offset"))))
-    return (
-        endings.where("before is not null")
-        .select("topic", "epoch", "ending", blocks.alias("block"))
-        .groupBy("topic", "epoch", "block")
-        .agg(F.sort_array(F.collect_list("ending")).alias("endings"))
-    )
+    for row in rows:
+        blocks: dict[int, list[dict[str, Any]]] = defaultdict(list)
+        for before, ending in pairwise(row.endings or ()):
+            for block in range(before.offset >> _BLOCK_BITS, (ending.offset >> _BLOCK_BITS) + 1):
+                blocks[block].append(ending.asDict())
+        for block, endings in blocks.items():
+            yield row.topic, row.epoch, block, endings
 
 
-def block_of(offset: Column) -> Column:
-    return F.shiftright(offset, _BLOCK_BITS)
-
-
-def ending_after(offset: str) -> Column:
-    """The first ending after a record, in a row that was joined with its topic and the further endings of its block."""
-    return F.expr(f"""
-        if(first_ending.offset > {offset}, first_ending, get(filter(endings, one -> one.offset > {offset}), 0))
-    """)
+def _table(schema: Any, rows: Iterator[tuple[Any, ...]] | list[tuple[Any, ...]]) -> Any:
+    names = schema.names
+    return pa.Table.from_pylist([dict(zip(names, row, strict=True)) for row in rows], schema=schema)

@@ -17,7 +17,9 @@ SHORTEST_MS = 0.001
 
 def bucket_of(ms: Column) -> Column:
     """The bucket of a duration; null for null."""
-    return F.ceil(F.log2(F.greatest(ms, F.lit(SHORTEST_MS))) * PER_DOUBLING).cast("int")
+    # Spark's ``greatest`` passes over null.
+    at_least = F.when(ms.isNotNull(), F.greatest(ms, F.lit(SHORTEST_MS)))
+    return F.ceil(F.log2(at_least) * PER_DOUBLING).cast("int")
 
 
 def percentile(histogram: Column, share: float) -> Column:

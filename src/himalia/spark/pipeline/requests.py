@@ -22,7 +22,8 @@ from __future__ import annotations
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
-from himalia.spark.pipeline import clock, course, output
+from himalia.spark.pipeline import course, output
+from himalia.spark.pipeline.clock import Clock
 from himalia.spark.pipeline.course import PATIENCE_US
 from himalia.spark.pipeline.iopub import IOPUB_CHANNELS
 
@@ -80,10 +81,10 @@ STATE_SCHEMA = f"""
 
 def merged(state: DataFrame, iopub: DataFrame) -> DataFrame:
     """The state and a batch of ``iopub`` together: the columns of the state, some of the life, and ``verdict``."""
+    clock = Clock(state, iopub)
     fresh = _fresh(iopub)
-    topics = F.broadcast(clock.topics(state, iopub))
-    courses = _courses(state, _marks(iopub, fresh, topics), topics)
-    return _judged(_summed(_placed(state, fresh, courses)), state, topics)
+    placed = _placed(state, fresh, _courses(state, fresh, clock))
+    return _judged(_summed(placed), state, clock)
 
 
 def carried(merged: DataFrame) -> DataFrame:
@@ -141,13 +142,28 @@ def _fresh(iopub: DataFrame) -> DataFrame:
 # Deciding
 
 
-def _courses(state: DataFrame, marks: DataFrame, topics: DataFrame) -> DataFrame:
+def _courses(state: DataFrame, fresh: DataFrame, clock: Clock) -> DataFrame:
     """One row per life of each request in the batch or the state."""
-    known = state.groupBy(*KEY).agg(F.first("life", ignorenulls=True).alias("carried"))
+    in_order = Window.partitionBy(*KEY).orderBy("offset")
+    known = state.selectExpr(*KEY, "-1 as offset", "life as carried")
+    told = fresh.select(*KEY, "offset", "us", "kind", "status", "reason")
+    rows = clock.with_ending(
+        told.unionByName(known, allowMissingColumns=True), F.col("kind").isin(*course.APPEARING)
+    ).withColumn("previous_us", F.lag("us").over(in_order))
+    mark = "struct(offset, us, previous_us, kind, status, reason, ending)"
+    is_mark = (
+        f"us is not null and (kind is not null or previous_us is null or us - previous_us > {PATIENCE_US})"
+    )
     lives = course.lives("marks", "carried", "first_ending", "superseded_us")
     return (
-        marks.join(known, list(KEY), "full")
-        .join(topics, ["topic", "epoch"])
+        rows.groupBy(*KEY)
+        .agg(
+            F.expr(f"sort_array(collect_list({mark}) filter (where {is_mark}))").alias("marks"),
+            *(
+                F.first(name, ignorenulls=True).alias(name)
+                for name in ("carried", "first_ending", "superseded_us")
+            ),
+        )
         .select(*KEY, F.explode(lives).alias("life"))
         .selectExpr(
             *KEY,
@@ -157,48 +173,14 @@ def _courses(state: DataFrame, marks: DataFrame, topics: DataFrame) -> DataFrame
     )
 
 
-def _marks(iopub: DataFrame, fresh: DataFrame, topics: DataFrame) -> DataFrame:
-    """The marks of each request in the batch, in order."""
-    in_order = Window.partitionBy(*KEY).orderBy("offset")
-    first_endings = topics.select("topic", "epoch", "first_ending")
-    further_endings = F.broadcast(clock.further_endings(iopub))
-    ending = clock.ending_after("offset")
-    timed = (
-        fresh.select(
-            *KEY, "offset", "us", "kind", "status", "reason", clock.block_of(F.col("offset")).alias("block")
-        )
-        .join(first_endings, ["topic", "epoch"])
-        .join(further_endings, ["topic", "epoch", "block"], "left")
-        .select(
-            *KEY,
-            "offset",
-            "us",
-            "kind",
-            "status",
-            "reason",
-            F.when(F.col("kind").isin(*course.APPEARING), ending).alias("ending"),
-            F.lag("us").over(in_order).alias("previous_us"),
-        )
-    )
-    mark = "struct(offset, us, previous_us, kind, status, reason, ending)"
-    is_mark = f"kind is not null or previous_us is null or us - previous_us > {PATIENCE_US}"
-    return timed.groupBy(*KEY).agg(
-        F.expr(f"sort_array(collect_list({mark}) filter (where {is_mark}))").alias("marks")
-    )
-
-
 def _placed(state: DataFrame, fresh: DataFrame, courses: DataFrame) -> DataFrame:
-    """Records, waiting messages and requests of the state, each with its life and what it is to it.
+    """Records and waiting messages, each with its life and what it is to it; and lives that have none.
 
     A record that counts has its offset as ``counted_at``; a message that no request claims, as ``unclaimed_at``.
     """
-    requests = state.where("life is not null").selectExpr(*KEY, "-1 as offset")
     waiting = state.where("message is not null").select(*KEY, "message.*")
-    rows = (
-        fresh.drop("status", "reason")
-        .unionByName(waiting, allowMissingColumns=True)
-        .unionByName(requests, allowMissingColumns=True)
-    )
+    rows = fresh.drop("status", "reason").unionByName(waiting, allowMissingColumns=True).alias("row")
+    same = " and ".join(f"row.{name} = life.{name}" for name in KEY)
     is_iopub = f"coalesce(channel in ({_quoted(IOPUB_CHANNELS)}), false)"
     is_early = "offset < appeared_at"
     is_unclaimed = f"""
@@ -208,14 +190,15 @@ def _placed(state: DataFrame, fresh: DataFrame, courses: DataFrame) -> DataFrame
         us is not null and appeared_at is not null and not ({is_unclaimed})
         and ({is_iopub} or not {is_early}) and (closed_at is null or offset <= closed_at)
     """
-    return (
-        rows.join(courses, list(KEY))
-        .where("offset >= start and offset < until")
-        .selectExpr(
-            "*",
-            f"if({is_unclaimed}, offset, null) as unclaimed_at",
-            f"if({is_counted}, offset, null) as counted_at",
-        )
+    joined = rows.join(
+        courses.alias("life").hint("shuffle_hash"),
+        F.expr(f"{same} and offset >= start and offset < until"),
+        "right",
+    )
+    return joined.drop(*(F.col(f"row.{name}") for name in KEY)).selectExpr(
+        "*",
+        f"if({is_unclaimed}, offset, null) as unclaimed_at",
+        f"if({is_counted}, offset, null) as counted_at",
     )
 
 
@@ -284,7 +267,7 @@ def _fresh_stream(name: str) -> str:
 # Judging
 
 
-def _judged(summed: DataFrame, state: DataFrame, topics: DataFrame) -> DataFrame:
+def _judged(summed: DataFrame, state: DataFrame, clock: Clock) -> DataFrame:
     """The rows with the sums of the state, and a verdict."""
     before = state.where("life is not null").selectExpr(*KEY, "life.heard_us", "sums as before")
     verdict = f"""case
@@ -305,7 +288,7 @@ def _judged(summed: DataFrame, state: DataFrame, topics: DataFrame) -> DataFrame
     sums = ", ".join(f"'{name}', {expression}" for name, expression in _all_sums().items())
     return (
         summed.join(before.withColumn("start", F.lit(-1)), [*KEY, "start"], "left")
-        .join(topics, ["topic", "epoch"])
+        .join(clock.topics, ["topic", "epoch"])
         .withColumns(
             {"verdict": F.expr(verdict), "last_us": F.expr("greatest(last_us, heard_us, closed_us)")}
         )

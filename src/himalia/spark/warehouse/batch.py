@@ -41,8 +41,20 @@ SMALL_RECORDS = 20_000
 SMALL_BYTES = 16 * 1024 * 1024
 """A batch up to these sizes goes through the driver's memory, which is sooner done than a job that writes files."""
 RECORDS_PER_TASK = 50_000
-SMALL = {"spark.sql.adaptive.enabled": "false", "spark.sql.shuffle.partitions": "1"}
-LARGE = {"spark.sql.adaptive.enabled": "true", "spark.sql.shuffle.partitions": "16"}
+SMALL = {
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.shuffle.partitions": "1",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+"""Few records are sooner done in one piece, by a plan that is not thought over while it runs, and by expressions that
+are interpreted: to compile them takes longer than the records do."""
+LARGE = {
+    "spark.sql.adaptive.enabled": "true",
+    "spark.sql.shuffle.partitions": "16",
+    "spark.sql.codegen.wholeStage": "true",
+    "spark.sql.codegen.factoryMode": "FALLBACK",
+}
 RUNNING: Filters = [("is_running", "=", "true")]
 
 
@@ -128,7 +140,6 @@ class Batch:
             self._warehouse.requests.commit(self._number, state, replacing_all=True)
 
     def _fit_session(self) -> None:
-        """Few records are sooner done in one piece, and by a plan that is not thought over while it runs."""
         for name, value in (SMALL if self._is_small else LARGE).items():
             self._spark.conf.set(name, value)
 

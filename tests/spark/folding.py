@@ -1,0 +1,75 @@
+"""Running the fold over batches as the pipeline does, for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from himalia.spark.pipeline import executions, orphans, requests
+from himalia.spark.pipeline.iopub import iopub
+from himalia.spark.pipeline.messages import messages
+from himalia.spark.warehouse.batch import SMALL
+from tests.spark.traffic import Row, records
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass
+class Folded:
+    """The tables after some batches, as lists of dictionaries in which times are microseconds."""
+
+    state: DataFrame
+    closed: list[dict[str, Any]] = field(default_factory=list)
+    running: list[dict[str, Any]] = field(default_factory=list)
+    orphans: list[dict[str, Any]] = field(default_factory=list)
+    verdicts: list[str] = field(default_factory=list)
+    """What the rows of the last batch were found to be."""
+
+
+@contextmanager
+def interpreted(spark: SparkSession) -> Iterator[None]:
+    """Run as small batches do, which compile nothing."""
+    before = {name: spark.conf.get(name) for name in SMALL}
+    try:
+        for name, value in SMALL.items():
+            spark.conf.set(name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            spark.conf.set(name, value)
+
+
+def empty_state(spark: SparkSession) -> DataFrame:
+    return spark.createDataFrame([], requests.STATE_SCHEMA)
+
+
+def fold(spark: SparkSession, batches: Iterable[Sequence[Row]]) -> Folded:
+    """Fold batch after batch, the state of each going into the next."""
+    folded = Folded(empty_state(spark))
+    for batch in batches:
+        fold_batch(folded, iopub(messages(records(spark, batch))).localCheckpoint())
+    return folded
+
+
+def fold_batch(folded: Folded, batch: DataFrame) -> None:
+    merged = requests.merged(folded.state, batch).localCheckpoint()
+    folded.closed += dicts(executions.closed(merged))
+    folded.running = dicts(executions.running(merged))
+    folded.orphans += dicts(orphans.orphans(merged))
+    folded.verdicts = [row.verdict for row in merged.select("verdict").collect()]
+    folded.state = requests.carried(merged)
+
+
+def dicts(table: DataFrame) -> list[dict[str, Any]]:
+    return [{name: _plain(value) for name, value in row.asDict().items()} for row in table.collect()]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return (value.astimezone(UTC) - _EPOCH) // timedelta(microseconds=1)
+    return value

@@ -1,0 +1,201 @@
+"""What goes wrong with kernels and their traffic, by name: what the tables say of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from himalia.spark.pipeline import output, requests
+from himalia.spark.pipeline.iopub import iopub
+from himalia.spark.pipeline.messages import messages
+from tests.spark.folding import Folded, fold, fold_batch, interpreted
+from tests.spark.traffic import Row, Teller, records
+
+AN_HOUR_S = 3600.0
+
+
+def late_output() -> Teller:
+    """A thread prints after its cell has ended, 30 s later and within what is remembered."""
+    teller = Teller("late")
+    teller.whole("r", "in time\n")
+    teller.stream("r", "late\n", at=30)
+    return teller
+
+
+def out_of_order() -> Teller:
+    """The kernel's messages overtake the request, and the reply overtakes the output."""
+    teller = Teller("order")
+    teller.busy("r")
+    teller.stream("r", "early ")
+    teller.queued("r", at=1)
+    teller.sent("r")
+    teller.reply("r")
+    teller.stream("r", "and after the reply")
+    teller.idle("r")
+    teller.closed("r")
+    return teller
+
+
+def malformed() -> Teller:
+    """Payloads that are no Jupyter messages, in the middle of a request."""
+    teller = Teller("malformed")
+    teller.queued("r")
+    teller.busy("r")
+    headers = teller.stream("r", "good").headers
+    for number, payload in enumerate(('{"header": {', '"a text"', '{"content": 5}')):
+        teller.record(f"broken-{number}", headers, payload)
+    teller.closed("r")
+    return teller
+
+
+def created_again() -> list[Row]:
+    """A topic that is deleted while a request runs, and created again."""
+    before, after = Teller("again", epoch="b"), Teller("again", epoch="a", at=10)
+    before.queued("r")
+    before.busy("r")
+    after.whole("r", "anew")
+    return before.rows + after.rows
+
+
+def skewed() -> list[Row]:
+    """One kernel's records are an hour ahead of another's, whose message still waits for its request."""
+    ahead, behind = Teller("ahead", at=AN_HOUR_S), Teller("behind")
+    ahead.whole("r")
+    behind.stream("unknown", "?")
+    behind.whole("r", at=59)
+    return ahead.rows + behind.rows
+
+
+def died() -> Teller:
+    """A kernel dies in the middle of a cell, with another one queued."""
+    teller = Teller("died")
+    teller.queued("running")
+    teller.sent("running")
+    teller.busy("running", at=1)
+    teller.queued("waiting")
+    teller.event("died", at=3, reason="signal 9")
+    return teller
+
+
+def orphaned() -> Teller:
+    """A message whose request does not appear within 60 s, and one that has no parent."""
+    teller = Teller("orphaned")
+    teller.stream("nobody", "who am I?")
+    teller.message("status", "", {"execution_state": "starting"})
+    teller.whole("r", at=60.001)
+    return teller
+
+
+STORIES = (late_output, out_of_order, malformed, created_again, skewed, died, orphaned)
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[Row]:
+    told = (story() for story in STORIES)
+    return [row for one in told for row in (one.rows if isinstance(one, Teller) else one)]
+
+
+@pytest.fixture(scope="module")
+def folded(spark: SparkSession, rows: list[Row]) -> Iterator[Folded]:
+    """All stories, each of which has kernels of its own, in one batch."""
+    with interpreted(spark):
+        yield fold(spark, [rows])
+
+
+def executions(folded: Folded, kernel_id: str) -> list[dict[str, Any]]:
+    found = [row for row in folded.closed + folded.running if row["kernel_id"] == kernel_id]
+    return sorted(found, key=lambda row: row["request_id"])
+
+
+def orphans(folded: Folded, kernel_id: str) -> list[str]:
+    return [row["parent_id"] for row in folded.orphans if row["kernel_id"] == kernel_id]
+
+
+def test_late_output_belongs_to_nobody(folded: Folded) -> None:
+    """It is not in the row, which never changes, and it is no orphan either, since its request is known."""
+    [row] = executions(folded, "late")
+    assert (row["status"], row["stdout"], row["stream_messages"]) == ("ok", "in time\n", 1)
+    assert not orphans(folded, "late")
+
+
+def test_messages_out_of_order_are_all_counted(folded: Folded) -> None:
+    [row] = executions(folded, "order")
+    assert (row["status"], row["stdout"]) == ("ok", "early and after the reply")
+    assert (row["status_messages"], row["stream_messages"], row["first_offset"]) == (2, 2, 0)
+
+
+def test_malformed_payloads_are_kept_and_marked(spark: SparkSession, rows: list[Row]) -> None:
+    with interpreted(spark):
+        decoded = iopub(messages(records(spark, [row for row in rows if "malformed" in row.topic])))
+        found = {row.id: row.malformed for row in decoded.select("id", "malformed").collect()}
+    assert [id for id, is_malformed in found.items() if is_malformed] == ["broken-0", "broken-1", "broken-2"]
+    assert len(found) == 7
+
+
+def test_malformed_payloads_do_not_harm_their_request(folded: Folded) -> None:
+    [row] = executions(folded, "malformed")
+    assert (row["status"], row["stdout"]) == ("ok", "good")
+    assert row["stream_messages"] == 4, "their headers say what they are"
+
+
+def test_a_topic_deleted_and_created_again_is_two(folded: Folded) -> None:
+    """What ran in the old one is stale; the same request id in the new one is another request."""
+    old, new = sorted(executions(folded, "again"), key=lambda row: row["epoch"], reverse=True)
+    assert (old["status"], old["reason"], old["finished"]) == (
+        "stale",
+        "the topic was deleted",
+        new["queued"],
+    )
+    assert (new["status"], new["stdout"]) == ("ok", "anew")
+
+
+def test_clocks_that_differ_do_not_meet(folded: Folded) -> None:
+    """Each topic has its own time: what happens elsewhere makes nothing older."""
+    assert [row["status"] for row in executions(folded, "behind")] == ["ok"]
+    assert not orphans(folded, "behind")
+    assert "waiting" in folded.verdicts
+
+
+def test_a_kernel_that_dies_ends_its_requests(folded: Folded) -> None:
+    running, waiting = executions(folded, "died")
+    assert (running["status"], running["reason"]) == ("died", "the kernel died: signal 9")
+    assert (running["run_ms"], waiting["status"], waiting["run_ms"]) == (2000, "died", None)
+
+
+def test_a_message_without_its_request_is_an_orphan_after_60_s(folded: Folded) -> None:
+    assert orphans(folded, "orphaned") == ["nobody"]
+
+
+CELL_MB = 100
+PIECE = "0123456789abcde\n" * 4096  # 64 KiB
+PIECES_PER_BATCH = 400
+
+
+@pytest.mark.slow
+def test_100_mb_in_one_cell(spark: SparkSession) -> None:
+    """The beginning and the end are kept, the size is exact, and between batches it is one small row."""
+    teller = Teller("loud")
+    teller.queued("r")
+    teller.busy("r")
+    teller.stream("r", "first ")
+    count = CELL_MB * 1_000_000 // len(PIECE) + 1
+    for _ in range(count):
+        teller.stream("r", PIECE)
+    teller.stream("r", "last")
+    teller.closed("r")
+    with interpreted(spark):
+        folded = Folded(spark.createDataFrame([], requests.STATE_SCHEMA))
+        for start in range(0, len(teller.rows), PIECES_PER_BATCH):
+            batch = teller.rows[start : start + PIECES_PER_BATCH]
+            fold_batch(folded, iopub(messages(records(spark, batch))).localCheckpoint())
+            state = folded.state.toPandas()
+            assert len(state) == 1 and len(repr(state.iloc[0].to_dict())) < 8 * output.WHOLE_BYTES
+    [row] = folded.closed
+    size = count * len(PIECE) + len("first last")
+    assert row["stdout_bytes"] == size > CELL_MB * 1_000_000
+    assert row["stdout"].startswith("first 0123456789") and row["stdout"].endswith("abcde\nlast")
+    assert f"\n… {size - output.WHOLE_BYTES} bytes left out …\n" in row["stdout"]
+    assert (row["stream_messages"], row["last_offset"]) == (count + 2, len(teller.rows) - 1)
