@@ -4,7 +4,7 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lint types unit bench clean constraints
+.PHONY: help setup browser run test lint types unit bench clean constraints
 
 help:            ## Say what there is
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -16,7 +16,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || { echo "Python cannot make virtual environments here: install its venv package (Debian: apt-get install python3-venv)"; exit 1; }
 	@echo "Installing into .venv (two minutes or so the first time)"
 	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --constraint constraints.txt pip
-	@PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --editable '.[arrow,notebooks,spark,tables,tracing]' --group dev
+	@PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --editable '.[arrow,notebooks,page,spark,tables,tracing]' --group dev
 	@touch $(STAMP)
 
 run: setup       ## Start the server on its embedded log
@@ -31,7 +31,12 @@ lint: setup
 types: setup
 	@$(BIN)/mypy
 
-unit: setup
+browser:         ## Install Chromium for the tests of the page, where that is allowed
+	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && \
+		apt-get install --yes --quiet --no-install-recommends chromium fonts-dejavu-core >/dev/null; } || \
+		echo "There is no Chromium, so the tests of the page are skipped. To run them: apt-get install chromium"
+
+unit: setup browser
 	@$(BIN)/pytest
 
 bench: setup     ## Measure Himalia beside its peers

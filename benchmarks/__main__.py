@@ -20,6 +20,7 @@ from benchmarks import (
     build,
     machine,
     measure_connector,
+    measure_correlation,
     measure_fanout,
     measure_flood,
     measure_growth,
@@ -51,6 +52,7 @@ MEASUREMENTS: dict[str, Callable[[Bench], list[Section]]] = {
     "roundtrip": measure_roundtrip.measure,
     "requests": measure_requests.measure,
     "connector": measure_connector.measure,
+    "correlation": measure_correlation.measure,
     "pipeline": measure_pipeline.measure,
 }
 PEERS = ("himalia", "redis", "nats", "seed", "null")

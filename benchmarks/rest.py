@@ -23,7 +23,10 @@ def is_healthy(port: int) -> bool:
 
 
 def create_topic(port: int, name: str) -> None:
-    _create_topics(port, [name])
+    """Creates it unless it is there: a log may be served a second time."""
+    with closing(HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)) as connection:
+        body = json.dumps({"name": name}).encode()
+        _post(connection, "/topics", "application/json", body, also=(409,))
 
 
 def create_topics(port: int, names: Sequence[str]) -> None:
@@ -40,6 +43,14 @@ def _create_topics(port: int, names: Sequence[str]) -> None:
             _post(connection, "/topics", "application/json", json.dumps({"name": name}).encode())
 
 
+def count_records(port: int, prefix: str) -> int:
+    """How many records the topics have that begin so."""
+    with closing(HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)) as connection:
+        connection.request("GET", "/topics")
+        topics = json.loads(connection.getresponse().read())["topics"]
+    return sum(topic["end"] - topic["first"] for topic in topics if topic["name"].startswith(prefix))
+
+
 def fill_topic(port: int, name: str, records: int, payload_chars: int) -> None:
     """Appends this many records by NDJSON, a bounded number per call."""
     with closing(HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)) as connection:
@@ -53,9 +64,11 @@ def _bodies(records: int, payload_chars: int) -> Iterator[bytes]:
         yield line * min(RECORDS_PER_CALL, records - first)
 
 
-def _post(connection: HTTPConnection, path: str, content_type: str, body: bytes) -> None:
+def _post(
+    connection: HTTPConnection, path: str, content_type: str, body: bytes, *, also: tuple[int, ...] = ()
+) -> None:
     connection.request("POST", path, body, {"Content-Type": content_type})
     answer = connection.getresponse()
     text = answer.read().decode(errors="replace")
-    if answer.status not in (200, 201, 202):
+    if answer.status not in (200, 201, 202, *also):
         raise PeerFailed(f"POST {path} was answered with {answer.status}: {text[:200]}")

@@ -84,6 +84,14 @@ def test_the_wheel_carries_its_types_and_licence(installed: Path) -> None:
     assert list(site.glob("himalia-*.dist-info/licenses/LICENSE"))
 
 
+@pytest.mark.slow
+def test_the_wheel_carries_the_page(installed: Path) -> None:
+    """Every file of the page is in the wheel."""
+    [site] = (installed / "venv").glob("lib/python*/site-packages")
+    there = {path.name for path in (site / "himalia" / "page").iterdir()}
+    assert there == {path.name for path in (ROOT / "src" / "himalia" / "page").iterdir()}
+
+
 def test_the_core_is_light() -> None:
     """Arrow and tracing are extras: nothing heavy is needed to run a server."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

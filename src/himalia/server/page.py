@@ -1,44 +1,126 @@
-"""The page at ``/``: opening it with ``?token=`` keeps the token in a cookie and out of the address."""
+"""The page at ``/``, served out of the package: its own modules, two frames for what is not ours, and Plotly.
+
+Three documents with three policies. The page itself runs nothing but its own modules. ``frame.html`` shows what a
+kernel made, and ``plot.html`` runs Plotly; both are sandboxed into an origin of their own by their answer's headers,
+so they stay there even when somebody opens them directly.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import re
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
 from urllib.parse import quote
 
 from fastapi import APIRouter, Request
-from fastapi.responses import HTMLResponse, RedirectResponse, Response
+from fastapi.responses import RedirectResponse, Response
+from starlette.exceptions import HTTPException
 
-from himalia import __version__
 from himalia.server.access import TheBroker
 from himalia.server.trust import COOKIE
 
 router = APIRouter(include_in_schema=False)
 
-_HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
-    "Cache-Control": "no-store",
-    "Referrer-Policy": "no-referrer",
+FOLDER = Path(__file__).parents[1] / "page"
+MEDIA_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
 }
-_PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>Himalia</title>
-<meta name="viewport" content="width=device-width">
-<style>body{font:16px/1.5 system-ui;max-width:40rem;margin:4rem auto;padding:0 1rem;color-scheme:light dark}</style>
-<h1>Himalia __VERSION__ is running</h1>
-<p>A message broker on one durable log; everything that reads is a cursor on it.</p>
-<ul><li><a href="/docs">REST interface</a> and its <a href="/openapi.json">OpenAPI document</a>
-<li><a href="/asyncapi.json">AsyncAPI document</a> of the WebSocket at <code>/ws</code>
-<li><a href="/topics">Topics</a>, <a href="/stats">statistics</a>, <a href="/health">health</a>,
-<a href="/metrics">metrics</a></ul>
-<p>On this machine: <code>himalia tail '&gt;'</code></p></html>
-"""
+PAGE_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "frame-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    # No module of ours parses HTML; where the browser can, it sees to it that none ever will. The one policy is for
+    # the address of our worker.
+    "require-trusted-types-for 'script'; trusted-types himalia-worker"
+)
+FRAMES = ("frame.html", "plot.html")
+_PLOTLY_GOES_HERE = "/* Plotly */"
+_INLINE_SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
+
+
+def frame_policy(html: str) -> str:
+    """Only the scripts that the document came with may run, known by their digests: not what is put into it."""
+    digests = " ".join(f"'sha256-{_digest(script)}'" for script in _INLINE_SCRIPT.findall(html))
+    return (
+        f"default-src 'none'; script-src {digests}; style-src 'unsafe-inline'; img-src data: blob:; font-src data:; "
+        "media-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'self'; sandbox allow-scripts"
+    )
+
+
+def _digest(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 @router.get("/")
 async def page(request: Request, broker: TheBroker) -> Response:
+    """The page; with ``?token=`` a cookie that keeps the token, and the page without it in the address."""
     token = request.query_params.get("token")
     if token is None:
-        return HTMLResponse(_PAGE.replace("__VERSION__", __version__), headers=_HEADERS)
+        return _file(request, "index.html")
     broker.keyring.identify(request.headers, request.url.query)
-    response = RedirectResponse("/", status_code=303, headers=_HEADERS)
+    response = RedirectResponse("/", status_code=303, headers=_headers(PAGE_POLICY, "no-store"))
     response.set_cookie(
         COOKIE, quote(token, safe=""), httponly=True, samesite="strict", secure=request.url.scheme == "https"
     )
     return response
+
+
+@router.get("/page/{name}")
+async def page_file(request: Request, name: str) -> Response:
+    """A file of the page. They describe the program and not the data, so nobody is asked for a key."""
+    if name not in _names():
+        raise HTTPException(404)
+    return _file(request, name)
+
+
+def _names() -> set[str]:
+    return {path.name for path in FOLDER.iterdir() if path.suffix in MEDIA_TYPES}
+
+
+def _file(request: Request, name: str) -> Response:
+    if name in FRAMES:
+        return _answer(request, *_frame(name))
+    return _answer(request, (FOLDER / name).read_bytes(), PAGE_POLICY, MEDIA_TYPES[Path(name).suffix])
+
+
+@cache
+def _frame(name: str) -> tuple[bytes, str]:
+    """A frame's document and its policy. One without an origin may load nothing from here, so all is inside."""
+    html = (FOLDER / name).read_text()
+    if _PLOTLY_GOES_HERE in html:
+        html = html.replace(_PLOTLY_GOES_HERE, _plotly())
+    return html.encode(), frame_policy(html)
+
+
+def _plotly() -> str:
+    """The bundle inside the ``plotly`` package, fit to stand in a document; empty where that is not installed."""
+    spec = find_spec("plotly")
+    if spec is None or not spec.submodule_search_locations:
+        return ""
+    path = Path(spec.submodule_search_locations[0]) / "package_data" / "plotly.min.js"
+    return path.read_text().replace("</script", "<\\/script") if path.exists() else ""
+
+
+def _answer(
+    request: Request, content: bytes, policy: str, media_type: str = MEDIA_TYPES[".html"]
+) -> Response:
+    # Asked for again each time, sent again only if it changed: after an upgrade nobody sees half of the old page.
+    headers = {**_headers(policy, "no-cache"), "ETag": f'"{hashlib.sha256(content).hexdigest()[:32]}"'}
+    if request.headers.get("if-none-match") == headers["ETag"]:
+        return Response(status_code=304, headers=headers)
+    return Response(content, media_type=media_type, headers=headers)
+
+
+def _headers(policy: str, cache: str) -> dict[str, str]:
+    return {
+        "Content-Security-Policy": policy,
+        "Cache-Control": cache,
+        "Referrer-Policy": "no-referrer",
+        "X-Content-Type-Options": "nosniff",
+        "Cross-Origin-Opener-Policy": "same-origin",
+    }

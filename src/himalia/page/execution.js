@@ -1,0 +1,125 @@
+// One execution, at an address of its own: its code, how it went, and its output from the log, live while it runs.
+
+import { get, kernelPath, remove } from "./api.js";
+import { CellView } from "./cell_view.js";
+import { badge, errorState, h, loading } from "./elements.js";
+import { duration, moment, shortId } from "./format.js";
+import { toneOf } from "./cell_view.js";
+import { copyButton } from "./clipboard.js";
+import { Session } from "./session.js";
+import { terminalElement } from "./terminal.js";
+import { attempt } from "./toasts.js";
+
+export function executionView({ connection, route }) {
+  const [, kernelId, , requestId] = route.parts;
+  const view = new ExecutionView(connection, kernelId, requestId);
+  return { element: view.element, close: () => view.close(), title: `Execution ${shortId(requestId)}` };
+}
+
+class ExecutionView {
+  #connection;
+  #kernelId;
+  #requestId;
+  #session = new Session();
+  #subscription = null;
+  #view = null;
+  #isPlanned = false;
+  #isClosed = false;
+  #body = h("div", { class: "card execution-card" }, loading("Reading it from the log…"));
+  #facts = h("dl", { class: "facts-grid" });
+  #state = h("span");
+  #cancel = h("button", { class: "button danger", type: "button", hidden: true, onclick: () => this.#onCancel() }, "Cancel it");
+
+  constructor(connection, kernelId, requestId) {
+    this.#connection = connection;
+    this.#kernelId = kernelId;
+    this.#requestId = requestId;
+    this.element = h("section", { class: "view" },
+      h("div", { class: "view-head" },
+        h("div", {}, h("a", { class: "crumb", href: `#/kernels/${encodeURIComponent(kernelId)}` }, `Kernel ${shortId(kernelId)}`),
+          h("h1", {}, "Execution ", h("code", { class: "id" }, shortId(requestId)), " ", this.#state)),
+        h("div", { class: "actions" }, this.#cancel, copyButton(() => location.href, "Copy link"),
+          h("a", { class: "button", href: `#/kernels/${encodeURIComponent(kernelId)}` }, "Console"))),
+      this.#facts, this.#body);
+    this.#load();
+  }
+
+  close() {
+    this.#isClosed = true;
+    this.#subscription?.close();
+    this.#view?.close();
+  }
+
+  async #load() {
+    try {
+      const found = await get(kernelPath(this.#kernelId, `/executions/${encodeURIComponent(this.#requestId)}`));
+      if (!this.#isClosed) this.#follow(found);
+    } catch (error) {
+      const row = await this.#stored();
+      if (row) this.#showStored(row);
+      else this.#body.replaceChildren(errorState(error));
+    }
+  }
+
+  #follow(found) {
+    if (found.offset === null) return this.#body.replaceChildren(errorState(new Error("the log no longer has where it begins")));
+    const wanted = { from: found.offset, policy: "lossless", filter: `headers.parent_id == ${JSON.stringify(this.#requestId)}` };
+    this.#subscription = this.#connection.subscribe(found.topic, wanted, (messages) => this.#take(messages));
+  }
+
+  #take(messages) {
+    for (const message of messages) {
+      if (message.type === "event") this.#session.take(message);
+      else if (message.type === "error") this.#body.replaceChildren(errorState(new Error(message.error.message)));
+    }
+    if (this.#isPlanned) return;
+    this.#isPlanned = true;
+    requestAnimationFrame(() => this.#paint());
+  }
+
+  #paint() {
+    this.#isPlanned = false;
+    const cell = this.#session.cell(this.#requestId);
+    if (!cell || this.#isClosed) return;
+    if (this.#view) this.#view.update();
+    else {
+      this.#view = new CellView(cell, this.#kernelId, () => {});
+      this.#body.replaceChildren(this.#view.element);
+    }
+    this.#session.changed.clear();
+    this.#cancel.hidden = cell.hasEnded;
+    this.#state.replaceChildren(badge(cell.status, toneOf(cell.status)));
+    const started = Date.parse(cell.startedAt);
+    this.#tell([
+      ["Queued", moment(cell.queuedAt)], ["Started", moment(cell.startedAt)], ["Ended", moment(cell.finishedAt)],
+      ["Waited", cell.queuedAt ? duration(started - Date.parse(cell.queuedAt)) : "–"],
+      ["Ran", cell.finishedAt ? duration(Date.parse(cell.finishedAt) - started) : "–"],
+    ]);
+  }
+
+  #tell(facts) {
+    this.#facts.replaceChildren(...facts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
+  }
+
+  async #onCancel() {
+    await attempt(() => remove(kernelPath(this.#kernelId, `/executions/${encodeURIComponent(this.#requestId)}`)), this.#cancel);
+  }
+
+  // When the log no longer has it, the pipeline's table may.
+
+  async #stored() {
+    const where = `request_id = '${this.#requestId.replaceAll("'", "''")}'`;
+    const found = await get("/tables/executions", { where, limit: 1 }).catch(() => null);
+    return found?.rows[0] ?? null;
+  }
+
+  #showStored(row) {
+    this.#state.replaceChildren(badge(row.status, toneOf(row.status)));
+    this.#tell([["Started", moment(row.started)], ["Ended", moment(row.finished)], ["Waited", duration(row.queue_ms)], ["Ran", duration(row.run_ms)]]);
+    this.#body.replaceChildren(
+      h("p", { class: "note" }, "The log no longer has it; this is what the pipeline's table kept."),
+      h("pre", { class: "code" }, row.code ?? ""),
+      row.stdout ? terminalElement(row.stdout, "stdout") : "", row.stderr ? terminalElement(row.stderr, "stderr") : "",
+      row.ename ? h("p", { class: "error-line" }, h("strong", {}, row.ename), `: ${row.evalue ?? ""}`) : "");
+  }
+}

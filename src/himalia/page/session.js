@@ -1,0 +1,284 @@
+// A kernel's topic, folded into what a person sees: requests with their outputs, and what happened to the kernel.
+// Without elements: it depends only on the records and their order, so two browsers show the same.
+
+import { Terminal } from "./terminal.js";
+
+const KEPT_CHARS_MAX = 64_000_000;
+const OUTPUTS_MAX = 2000;
+const SHOWS = new Set(["stream", "display_data", "execute_result", "error", "clear_output", "update_display_data"]);
+export const ENDED = new Set(["ok", "error", "aborted", "died", "timeout", "cancelled", "stale"]);
+
+/** One request: its code, where it stands, what it showed. */
+export class Cell {
+  kind = "cell";
+  count = null;
+  code = null;
+  status = "queued";
+  reason = "";
+  queuedAt = null;
+  startedAt = null;
+  finishedAt = null;
+  outputs = [];
+  prompt = null; // what the code asks on stdin
+  clearFirst = false;
+  isForeign = false;
+  isLoose = false; // an output whose request we know nothing of: the log has lost it, or it was not to run code
+  isReleased = false; // its outputs are no longer kept here, only in the log
+  omitted = 0;
+  chars = 0;
+  version = 0;
+
+  constructor(requestId, offset) {
+    this.requestId = requestId;
+    this.offset = offset;
+  }
+
+  get hasEnded() {
+    return ENDED.has(this.status);
+  }
+}
+
+/** `entries` are cells and notes in the order they began; `changed` collects those that changed. */
+export class Session {
+  #cells = new Map();
+  #displays = new Map();
+  #chars = 0;
+  #oldestKept = 0;
+  entries = [];
+  changed = new Set();
+  state = null; // what the kernel last said of itself: "busy", "idle", …
+
+  cell(requestId) {
+    return this.#cells.get(requestId);
+  }
+
+  /** The code of all requests, oldest first: the history of the input line. */
+  codes() {
+    return this.entries.filter((entry) => entry.code).map((entry) => entry.code);
+  }
+
+  /** Take the next record. Never throws on what a kernel says. */
+  take(record) {
+    const headers = record.message.headers ?? {};
+    const payload = record.message.payload;
+    const content = isObject(payload) && isObject(payload.content) ? payload.content : {};
+    const told = { record, content, type: String(headers.msg_type ?? ""), parent: String(headers.parent_id ?? "") };
+    if (told.type === "kernel_event") this.#event(told);
+    else if (told.type === "status") this.#status(told);
+    else if (told.type === "execute_input") this.#input(told);
+    else if (told.type === "execute_request") this.#sent(told);
+    else if (told.type === "input_request") this.#asks(told);
+    else if (told.type === "input_reply") this.#answered(told);
+    else if (SHOWS.has(told.type)) this.#output(told);
+  }
+
+  /** Something to tell beside the records, such as a gap. */
+  note(text, kind = "", ts = null) {
+    const note = { kind: "note", text, tone: kind, ts, version: 0 };
+    this.entries.push(note);
+    this.changed.add(note);
+  }
+
+  #cellOf(requestId, record) {
+    let cell = this.#cells.get(requestId);
+    if (!cell) {
+      cell = new Cell(requestId, record.offset);
+      this.#cells.set(requestId, cell);
+      this.entries.push(cell);
+    }
+    this.#touch(cell);
+    return cell;
+  }
+
+  #touch(cell) {
+    cell.version += 1;
+    this.changed.add(cell);
+  }
+
+  // Requests
+
+  #event({ record, content, parent }) {
+    const event = content.event;
+    if (event === "request_queued") {
+      const cell = this.#cellOf(parent, record);
+      cell.code = textOf(content.code);
+      cell.queuedAt = record.ts;
+      cell.isLoose = false;
+    } else if (event === "request_closed") {
+      const cell = this.#cellOf(parent, record);
+      cell.status = String(content.status ?? "ok");
+      cell.reason = textOf(content.reason);
+      cell.finishedAt = record.ts;
+      cell.prompt = null;
+      if (Number.isInteger(content.execution_count)) cell.count = content.execution_count;
+    } else if (event !== "request_sent") {
+      this.#kernelEvent(event, content, record.ts);
+    }
+  }
+
+  #kernelEvent(event, content, ts) {
+    const reason = content.reason ? `: ${textOf(content.reason)}` : "";
+    const told = {
+      started: ["Kernel started", "good"], attached: ["Attached to the kernel", "good"],
+      reattached: ["The server is back; what was said meanwhile follows", "good"],
+      interrupted: ["Interrupted", "warn"], restarting: [`Restarting${reason}`, "warn"],
+      restarted: ["Kernel restarted", "good"], died: [`The kernel died${reason}`, "bad"],
+      stopped: [`Kernel stopped${reason === ": asked to" ? "" : reason}`, "warn"],
+      gap: [`${content.count ? `${content.count} messages are missing` : "Messages are missing here"}${reason}`, "bad"],
+      message_too_large: [`A ${textOf(content.msg_type)} message of ${content.size_bytes} bytes was too large to keep`, "bad"],
+    }[event] ?? [`${textOf(event)}${reason}`, ""];
+    if (["died", "stopped"].includes(event)) this.state = "dead";
+    this.note(told[0], told[1], ts);
+  }
+
+  #status({ record, content, parent }) {
+    this.state = String(content.execution_state ?? this.state);
+    const cell = this.#cells.get(parent);
+    if (!cell || cell.hasEnded) return;
+    if (content.execution_state === "busy") {
+      cell.status = "running";
+      cell.startedAt = record.ts;
+      this.#touch(cell);
+    } else if (content.execution_state === "idle" && cell.isForeign) {
+      // Another client's request: nobody closes it for us.
+      cell.status = cell.outputs.some((output) => output.kind === "error") ? "error" : "ok";
+      cell.finishedAt = record.ts;
+      this.#touch(cell);
+    }
+  }
+
+  #sent({ record, content }) {
+    const cell = this.#cells.get(record.message.id);
+    if (!cell || cell.code !== null) return;
+    cell.code = textOf(content.code);
+    this.#touch(cell);
+  }
+
+  #input({ record, content, parent }) {
+    const isNew = !this.#cells.has(parent);
+    const cell = this.#cellOf(parent, record);
+    cell.code = textOf(content.code);
+    cell.isLoose = false;
+    if (Number.isInteger(content.execution_count)) cell.count = content.execution_count;
+    if (!isNew) return;
+    cell.isForeign = true;
+    cell.status = "running";
+    cell.startedAt = record.ts;
+  }
+
+  #asks({ record, content, parent }) {
+    const cell = this.#cellOf(parent, record);
+    cell.prompt = { text: textOf(content.prompt), isPassword: content.password === true };
+  }
+
+  #answered({ content, parent }) {
+    const cell = this.#cells.get(parent) ?? [...this.#cells.values()].find((one) => one.prompt);
+    if (!cell?.prompt) return;
+    const { text, isPassword } = cell.prompt;
+    cell.prompt = null;
+    this.#stream(cell, "stdout", `${text}${isPassword ? "········" : textOf(content.value)}\n`);
+    this.#touch(cell);
+  }
+
+  // Outputs
+
+  #output({ record, content, type, parent }) {
+    if (type === "update_display_data") return this.#update(content);
+    // What nobody asked for stands where it came, not with what nobody asked for an hour ago.
+    if (parent === "" && this.#cells.get(parent) !== this.entries.at(-1)) this.#cells.delete(parent);
+    const isNew = !this.#cells.has(parent);
+    const cell = this.#cellOf(parent, record);
+    if (isNew) cell.isLoose = true;
+    if (cell.isReleased) return;
+    if (type === "clear_output") {
+      if (content.wait === true) cell.clearFirst = true;
+      else this.#clear(cell);
+      return;
+    }
+    if (cell.clearFirst) this.#clear(cell);
+    if (type === "stream") return this.#stream(cell, content.name === "stderr" ? "stderr" : "stdout", textOf(content.text));
+    this.#add(cell, type === "error" ? errorOf(content) : this.#display(cell, content, type), sizeOf(content));
+  }
+
+  #stream(cell, name, text) {
+    let last = cell.outputs.at(-1);
+    if (last?.kind !== "stream" || last.name !== name) {
+      last = { kind: "stream", name, terminal: new Terminal() };
+      if (!this.#add(cell, last, 0)) return;
+    }
+    last.terminal.write(text);
+    this.#count(cell, text.length);
+  }
+
+  #display(cell, content, type) {
+    const display = { kind: "display", data: isObject(content.data) ? content.data : {}, count: null, version: 0, cell };
+    if (type === "execute_result" && Number.isInteger(content.execution_count)) display.count = content.execution_count;
+    const id = content.transient?.display_id;
+    if (id !== undefined && id !== null) {
+      if (!this.#displays.has(id)) this.#displays.set(id, []);
+      this.#displays.get(id).push(display);
+    }
+    return display;
+  }
+
+  #update(content) {
+    for (const display of this.#displays.get(content.transient?.display_id) ?? []) {
+      display.data = isObject(content.data) ? content.data : {};
+      display.version += 1;
+      this.#touch(display.cell);
+    }
+  }
+
+  #add(cell, output, size) {
+    if (cell.outputs.length >= OUTPUTS_MAX) {
+      cell.omitted += 1;
+      return false;
+    }
+    cell.outputs.push(output);
+    this.#count(cell, size);
+    return true;
+  }
+
+  #clear(cell) {
+    this.#chars -= cell.chars;
+    cell.chars = 0;
+    cell.outputs = [];
+    cell.omitted = 0;
+    cell.clearFirst = false;
+  }
+
+  /** When too much is kept, the oldest outputs go: the log has them, and each request has its own address. */
+  #count(cell, chars) {
+    cell.chars += chars;
+    this.#chars += chars;
+    while (this.#chars > KEPT_CHARS_MAX && this.#oldestKept < this.entries.length - 1) {
+      const oldest = this.entries[this.#oldestKept];
+      this.#oldestKept += 1;
+      if (oldest.kind !== "cell" || oldest === cell) continue;
+      this.#clear(oldest);
+      oldest.isReleased = true;
+      this.#touch(oldest);
+    }
+  }
+}
+
+function errorOf(content) {
+  const traceback = Array.isArray(content.traceback) ? content.traceback.map(textOf) : [];
+  return { kind: "error", ename: textOf(content.ename), evalue: textOf(content.evalue), traceback };
+}
+
+const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
+
+/** Text as Jupyter has it: a string, or lines of strings. */
+export function textOf(value) {
+  if (typeof value === "string") return value;
+  if (value === null || value === undefined) return "";
+  if (Array.isArray(value) && value.every((line) => typeof line === "string")) return value.join("");
+  return JSON.stringify(value);
+}
+
+function sizeOf(value) {
+  if (typeof value === "string") return value.length;
+  if (typeof value !== "object" || value === null) return 8;
+  return Object.values(value).reduce((sum, one) => sum + sizeOf(one), 16);
+}

@@ -1,0 +1,20 @@
+// A figure with its name, and where it comes from.
+
+import { h, setText } from "./elements.js";
+
+export class Tile {
+  #value = h("p", { class: "tile-value" }, "–");
+  #note = h("p", { class: "tile-note" });
+  #spark;
+
+  constructor(name, { spark = null } = {}) {
+    this.#spark = spark;
+    this.element = h("div", { class: "tile card" }, h("h2", { class: "tile-name" }, name), this.#value, this.#note, spark?.element ?? "");
+  }
+
+  show(value, note = "", point = null) {
+    setText(this.#value, value);
+    setText(this.#note, note);
+    if (point !== null) this.#spark?.push(point);
+  }
+}

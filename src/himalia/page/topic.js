@@ -1,0 +1,421 @@
+// One topic: its records as they come, or as they came.
+
+import { get, post, remove, topicPath } from "./api.js";
+import { copy, copyButton } from "./clipboard.js";
+import { carefulButton, h, setText } from "./elements.js";
+import { bytes, clipped, clock, count, plural, rate } from "./format.js";
+import { poll } from "./polling.js";
+import { Rates } from "./topics.js";
+import { attempt, toast } from "./toasts.js";
+import { VirtualList } from "./virtual_list.js";
+
+const FIRST_SHOWN = 200;
+const CAPACITY = 20_000;
+const PAGE = 500; // records read at a time while somebody reads in the past
+const BEHIND_MAX = 5000; // what the server may skip beyond, and says so
+const PAYLOAD_SHOWN = 200_000;
+
+/**
+ * Live, it follows the end. Paused, it holds its place and costs nothing: the log keeps what comes meanwhile, and
+ * going on begins exactly there. In the past, it reads a page at a time as somebody scrolls down.
+ */
+export function topicView({ connection, navigate, route }) {
+  const topic = route.parts[1];
+  const view = new TopicView(connection, navigate, topic, route.params);
+  return { element: view.element, close: () => view.close(), title: topic, onKey: (key) => view.onKey(key) };
+}
+
+class TopicView {
+  #connection;
+  #topic;
+  #params;
+  #navigate;
+  #list;
+  #subscription = null;
+  #mode = "live"; // "live", "paused" or "past"
+  #credit = Infinity;
+  #next = null;
+  #epoch = null;
+  #end = 0;
+  #stopPolling;
+  #rates = new Rates();
+  #parts = {};
+  #onConnection = () => this.#connectionChanged();
+  #wasAsleep = false;
+
+  constructor(connection, navigate, topic, params) {
+    this.#connection = connection;
+    this.#navigate = navigate;
+    this.#topic = topic;
+    this.#params = params;
+    this.#list = new VirtualList({
+      fill: fillRow, capacity: CAPACITY, rowHeight: 30, label: `Records of ${topic}`,
+      onSelect: (row) => this.#showDetails(row), onScroll: (place) => this.#onScroll(place),
+    });
+    this.element = this.#layout();
+    this.#stopPolling = poll((signal) => this.#look(signal), 2000);
+    connection.addEventListener("change", this.#onConnection);
+    this.#begin();
+  }
+
+  close() {
+    this.#connection.removeEventListener("change", this.#onConnection);
+    this.#subscription?.close();
+    this.#stopPolling();
+    this.#list.close();
+  }
+
+  onKey(key) {
+    if (key === " ") this.#mode === "live" ? this.#pause() : this.#goLive();
+    else if (key === "n") this.#newest();
+    else if (key === "c" && this.#parts.selected) copy(asText(this.#parts.selected));
+    else if (key === "Escape") this.#showDetails(null);
+    else return false;
+    return true;
+  }
+
+  // Reading
+
+  get #filter() {
+    return this.#params.get("filter") ?? "";
+  }
+
+  #begin() {
+    const from = this.#params.get("from");
+    const since = this.#params.get("since");
+    if (from !== null || since !== null) this.#readPast(from !== null ? { from: Number(from) } : { since });
+    else this.#newest();
+  }
+
+  #subscribe(place) {
+    this.#subscription?.close();
+    const wanted = { ...place, ...(this.#filter && { filter: this.#filter }) };
+    this.#subscription = this.#connection.subscribe(this.#topic, wanted, (messages) => this.#take(messages));
+  }
+
+  #newest() {
+    this.#list.clear();
+    this.#next = null;
+    this.#become("live");
+    this.#list.showEnd();
+    this.#subscribe({ last_n: FIRST_SHOWN, policy: "drop_oldest", limit: BEHIND_MAX });
+  }
+
+  #readPast(place) {
+    this.#list.clear();
+    this.#next = null;
+    this.#credit = PAGE;
+    this.#become("past");
+    this.#list.showStart();
+    this.#subscribe({ ...place, policy: "lossless" });
+  }
+
+  #pause() {
+    this.#subscription?.close();
+    this.#subscription = null;
+    this.#list.following = false;
+    this.#become("paused");
+  }
+
+  /** Go on where we stopped, unless so much came meanwhile that it would only rush by. */
+  #goLive() {
+    const missed = this.#end - (this.#next ?? this.#end);
+    if (this.#next === null || missed > CAPACITY / 2) {
+      const skipped = this.#next;
+      this.#newest();
+      if (skipped !== null) this.#append([{ kind: "skipped", first: skipped, count: missed }]);
+      return;
+    }
+    this.#become("live");
+    this.#list.showEnd();
+    const place = { from: this.#next, epoch: this.#epoch ?? undefined };
+    this.#subscribe({ ...place, policy: "drop_oldest", limit: BEHIND_MAX });
+  }
+
+  /** While nobody looked much may have come: then what is new is worth more than all of it. */
+  async #connectionChanged() {
+    if (this.#mode !== "live") return;
+    if (this.#connection.state === "asleep") {
+      this.#subscription?.close();
+      this.#subscription = null;
+      this.#wasAsleep = true;
+    } else if (this.#connection.state === "open" && this.#wasAsleep) {
+      this.#wasAsleep = false;
+      await this.#look();
+      if (this.#mode === "live" && !this.#subscription) this.#goLive();
+    }
+  }
+
+  #take(messages) {
+    const rows = [];
+    for (const message of messages) {
+      if (this.#credit <= 0) break; // not ours to show yet: it is read again from #next
+      const row = this.#rowOf(message);
+      if (row) rows.push(row);
+      if (message.type === "event") {
+        this.#next = message.offset + 1;
+        this.#credit -= 1;
+      }
+    }
+    this.#append(rows);
+    if (this.#credit <= 0) {
+      this.#subscription?.close();
+      this.#subscription = null;
+    }
+  }
+
+  #rowOf(message) {
+    if (message.type === "event") return { kind: "record", record: message };
+    if (message.type === "ack") {
+      this.#epoch = message.epoch ?? null;
+      if (this.#next === null) this.#next = message.offset ?? null;
+      this.#complain("");
+      return null;
+    }
+    if (message.type === "error") {
+      if (message.request_id) this.#complain(message.error.message);
+      return { kind: "error", code: message.error.code, text: message.error.message };
+    }
+    if (message.msg === "gap") {
+      if (message.first < (this.#next ?? 0)) this.#next = message.first;
+      return { kind: "gap", ...message };
+    }
+    if (message.msg === "dropped") return { kind: "dropped", ...message };
+    if (message.msg === "topic_deleted") return { kind: "info", text: "The topic was deleted." };
+    return null;
+  }
+
+  #append(rows) {
+    if (!rows.length) return;
+    this.#list.append(rows);
+    this.#showPlace();
+  }
+
+  #onScroll({ atEnd }) {
+    if (this.#mode === "live" && !atEnd) this.#pause();
+    else if (this.#mode === "past" && atEnd && this.#credit <= 0 && this.#next !== null) {
+      this.#credit = PAGE;
+      this.#subscribe({ from: this.#next, epoch: this.#epoch ?? undefined, policy: "lossless" });
+    }
+  }
+
+  // What stands around the list
+
+  #become(mode) {
+    this.#mode = mode;
+    this.#credit = mode === "live" ? Infinity : this.#credit;
+    const button = this.#parts.pause;
+    button.textContent = mode === "live" ? "Pause" : "Go live";
+    button.setAttribute("aria-pressed", mode !== "live");
+    button.classList.toggle("primary", mode !== "live");
+    this.#parts.mode.textContent = { live: "Live", paused: "Paused", past: "In the past" }[mode];
+    this.#parts.mode.className = `badge ${mode === "live" ? "ok pulse" : "warn"}`;
+    this.#showPlace();
+  }
+
+  #showPlace() {
+    const newest = this.#list.rows.findLast((row) => row.kind === "record");
+    const parts = [];
+    if (newest) parts.push(`${plural(this.#list.length, "row")} here, to offset ${count(newest.record.offset)}`);
+    const waiting = this.#end - (this.#next ?? this.#end);
+    if (this.#mode !== "live" && waiting > 0) parts.push(`${count(waiting)} more in the log`);
+    if (!newest) parts.push(this.#filter ? "Nothing matches the filter yet" : "Nothing here yet");
+    setText(this.#parts.place, parts.join(" · "));
+  }
+
+  async #look(signal) {
+    const stats = await get("/stats", {}, signal).catch((error) => {
+      if (error.name === "AbortError") throw error;
+      return null;
+    });
+    const topic = stats?.topics[this.#topic];
+    if (!topic) return;
+    this.#end = topic.end;
+    const facts = [
+      rate(this.#rates.of(this.#topic, topic)), plural(topic.messages, "message"), `${bytes(topic.bytes)} kept`,
+      topic.first > 0 && `from offset ${count(topic.first)}`, plural(topic.subscribers, "subscriber"),
+      topic.lag > 0 && `lag ${count(topic.lag)}`,
+    ];
+    setText(this.#parts.facts, facts.filter(Boolean).join(" · "));
+    if (this.#mode !== "live") this.#showPlace();
+  }
+
+  #complain(text) {
+    this.#parts.complaint.textContent = text;
+    this.#parts.complaint.hidden = !text;
+  }
+
+  #go(params) {
+    const query = new URLSearchParams([...Object.entries(params)].filter(([, value]) => value !== "" && value != null));
+    const address = `#/topics/${encodeURIComponent(this.#topic)}${query.size ? `?${query}` : ""}`;
+    if (address === location.hash) this.#newest();
+    else this.#navigate(address);
+  }
+
+  #layout() {
+    const parts = this.#parts;
+    parts.mode = h("span", { class: "badge" });
+    parts.facts = h("p", { class: "facts" });
+    parts.place = h("span", { class: "note" });
+    parts.complaint = h("p", { class: "complaint", role: "alert", hidden: true });
+    parts.pause = h("button", { class: "button", type: "button", onclick: () => this.onKey(" ") }, "Pause");
+    parts.details = h("aside", { class: "details", "aria-label": "The chosen record", hidden: true });
+    parts.publish = this.#publishPanel();
+    const togglePublish = () => {
+      parts.publish.hidden = !parts.publish.hidden;
+      if (!parts.publish.hidden) parts.publish.querySelector("textarea").focus();
+    };
+    return h("section", { class: "view fill" },
+      h("div", { class: "view-head" },
+        h("div", {}, h("a", { class: "crumb", href: "#/topics" }, "Topics"), h("h1", { class: "mono-title" }, this.#topic, " ", parts.mode), parts.facts),
+        h("div", { class: "actions" },
+          parts.pause,
+          h("button", { class: "button", type: "button", onclick: () => this.#go({ filter: this.#filter }) }, "Newest"),
+          h("button", { class: "button", type: "button", onclick: togglePublish }, "Publish…"),
+          carefulButton("Delete", "Delete all of it?", () => this.#delete(), "danger"))),
+      h("div", { class: "toolbar" }, this.#filterForm(), this.#jumpForm()),
+      parts.complaint, parts.publish,
+      h("div", { class: "split" }, h("div", { class: "card flush list-card" }, this.#list.element), parts.details),
+      h("p", { class: "status-line" }, parts.place));
+  }
+
+  #filterForm() {
+    const input = h("input", {
+      class: "input mono grow", value: this.#filter, spellcheck: "false", "data-find": "",
+      placeholder: "Filter in CEL: message.payload.total > 100", "aria-label": "Filter, an expression in CEL",
+    });
+    const apply = (event) => {
+      event.preventDefault();
+      this.#go({ filter: input.value.trim(), from: this.#params.get("from"), since: this.#params.get("since") });
+    };
+    const clear = this.#filter && h("button", { class: "button quiet", type: "button", onclick: () => this.#go({}) }, "Clear");
+    return h("form", { class: "inline-form grow", onsubmit: apply }, input, h("button", { class: "button", type: "submit" }, "Filter"), clear);
+  }
+
+  #jumpForm() {
+    const input = h("input", {
+      class: "input", size: "20", placeholder: "Offset, or 14:30, or a date", "aria-label": "Jump to an offset or a time",
+      value: this.#params.get("from") ?? this.#params.get("since") ?? "",
+    });
+    const jump = (event) => {
+      event.preventDefault();
+      const place = placeOf(input.value.trim());
+      if (!place) return toast("Say an offset (1200), a time of today (14:30), or a date and time (2026-11-16 14:30)", "bad");
+      this.#go({ ...place, filter: this.#filter });
+    };
+    return h("form", { class: "inline-form", onsubmit: jump }, input, h("button", { class: "button", type: "submit" }, "Jump"));
+  }
+
+  #publishPanel() {
+    const payload = h("textarea", {
+      class: "input mono", rows: "4", spellcheck: "false", "aria-label": "Payload, JSON", placeholder: '{"sku": "A-17", "total": 120}',
+    });
+    const headers = h("input", { class: "input mono grow", "aria-label": "Headers, JSON", placeholder: 'Headers, if any: {"source": "web"}' });
+    const button = h("button", { class: "button primary", type: "submit" }, "Publish");
+    const send = async (event) => {
+      event.preventDefault();
+      await attempt(async () => {
+        const message = { payload: parsed(payload.value, "the payload") };
+        if (headers.value.trim()) message.headers = parsed(headers.value, "the headers");
+        const answer = await post(topicPath(this.#topic, "/messages"), message);
+        toast(`Stored at offset ${count(answer.offset)}`, "good");
+        payload.select();
+      }, button);
+    };
+    const onkeydown = (event) => (event.ctrlKey || event.metaKey) && event.key === "Enter" && send(event);
+    return h("form", { class: "card publish", hidden: true, onsubmit: send, onkeydown }, payload,
+      h("div", { class: "inline-form" }, headers, button));
+  }
+
+  async #delete() {
+    if (await attempt(() => remove(topicPath(this.#topic)))) this.#navigate("#/topics");
+  }
+
+  #showDetails(row) {
+    this.#parts.selected = row;
+    const place = this.#parts.details;
+    place.hidden = row === null;
+    if (row === null) return;
+    const close = h("button", { class: "button quiet", type: "button", "aria-label": "Close", onclick: () => this.#showDetails(null) }, "✕");
+    place.replaceChildren(h("div", { class: "details-head" }, h("h2", {}, titleOf(row)), close), ...detailsOf(row, this.#topic).filter(Boolean));
+  }
+}
+
+/** From what somebody typed to a place in the log; null if it says none. */
+export function placeOf(text) {
+  if (/^\d+$/.test(text)) return { from: text };
+  const today = text.match(/^(\d{1,2}):(\d{2})(?::(\d{2}))?$/);
+  const at = today ? new Date() : new Date(/^\d{4}-\d{2}-\d{2}$/.test(text) ? `${text}T00:00` : text);
+  if (today) at.setHours(Number(today[1]), Number(today[2]), Number(today[3] ?? 0), 0);
+  return text && !Number.isNaN(at.getTime()) ? { since: at.toISOString() } : null;
+}
+
+function parsed(text, what) {
+  try {
+    return JSON.parse(text);
+  } catch (error) {
+    throw new Error(`${what} is not JSON: ${error.message}`);
+  }
+}
+
+// Rows
+
+function fillRow(element, row) {
+  element.className = `vrow ${row.kind}`;
+  if (row.kind === "record") {
+    const { offset, ts, message } = row.record;
+    row.line ??= clipped(JSON.stringify(message.payload), 400);
+    cells(element, [["offset", count(offset)], ["time", clock(ts)], ["who", message.headers?.publisher ?? message.headers?.msg_type ?? ""], ["what", row.line]]);
+  } else {
+    cells(element, [["notice", textOf(row)]]);
+  }
+}
+
+function cells(element, wanted) {
+  const isSame = element.children.length === wanted.length;
+  if (!isSame) element.replaceChildren(...wanted.map(() => h("span")));
+  wanted.forEach(([kind, text], index) => {
+    const cell = element.children[index];
+    cell.className = kind;
+    cell.textContent = text;
+  });
+}
+
+function textOf(row) {
+  switch (row.kind) {
+    case "dropped":
+      return `Skipped: this page was too slow for ${plural(row.count, "record")}, offsets ${count(row.first)} to ${count(row.last)}. They are in the log; jump to ${row.first} to read them.`;
+    case "gap":
+      return `Gap: offset ${count(row.requested)} is not there; the log goes on at ${count(row.first)}, its end is ${count(row.end)}.`;
+    case "skipped":
+      return `Passed over ${plural(row.count, "record")} from offset ${count(row.first)} on, to be where the end is. Jump there to read them.`;
+    case "error":
+      return `${row.code}: ${row.text}`;
+    default:
+      return row.text;
+  }
+}
+
+function titleOf(row) {
+  return row.kind === "record" ? `Offset ${count(row.record.offset)}` : { dropped: "Skipped", gap: "Gap", skipped: "Passed over" }[row.kind] ?? "Notice";
+}
+
+const asText = (row) => (row.kind === "record" ? JSON.stringify(row.record.message.payload, null, 2) : textOf(row));
+
+function detailsOf(row, topic) {
+  if (row.kind !== "record") return [h("p", {}, textOf(row))];
+  const { offset, ts, message } = row.record;
+  const text = asText(row);
+  const shown = h("pre", { class: "payload", tabindex: "0" }, text.slice(0, PAYLOAD_SHOWN));
+  const rest = text.length > PAYLOAD_SHOWN && h("button", { class: "button", onclick: (event) => {
+    shown.textContent = text;
+    event.target.remove();
+  } }, `Show all ${bytes(text.length)}`);
+  const headers = Object.entries(message.headers ?? {}).map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]);
+  return [
+    h("dl", { class: "pairs" }, h("dt", {}, "time"), h("dd", {}, ts), h("dt", {}, "id"), h("dd", {}, message.id), ...headers.flat()),
+    shown, rest,
+    h("div", { class: "actions" }, copyButton(() => text, "Copy payload"), copyButton(() => JSON.stringify(row.record, null, 2), "Copy record"),
+      copyButton(() => `${location.origin}/#/topics/${encodeURIComponent(topic)}?from=${offset}`, "Copy link")),
+  ];
+}

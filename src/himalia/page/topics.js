@@ -1,0 +1,123 @@
+// All topics: how much comes, who follows, how far they are behind.
+
+import { get, post } from "./api.js";
+import { emptyState, errorState, h, loading, setText } from "./elements.js";
+import { bytes, count, rate } from "./format.js";
+import { poll } from "./polling.js";
+import { Sparkline } from "./sparkline.js";
+import { attempt } from "./toasts.js";
+
+const ASK_EVERY_MS = 1000;
+const SHOWN_MAX = 500;
+
+/** The rate of each topic, from how its end moves between two looks; an epoch that changed begins anew. */
+export class Rates {
+  #seen = new Map();
+
+  of(name, topic, now = performance.now()) {
+    const before = this.#seen.get(name);
+    this.#seen.set(name, { end: topic.end, epoch: topic.epoch, now });
+    if (!before || before.epoch !== topic.epoch || now <= before.now) return 0;
+    return ((topic.end - before.end) * 1000) / (now - before.now);
+  }
+}
+
+export function topicsView({ navigate }) {
+  const rates = new Rates();
+  const rows = new Map();
+  const search = h("input", {
+    type: "search", class: "input", placeholder: "Find a topic", "aria-label": "Find a topic", "data-find": "",
+    oninput: () => show(),
+  });
+  const body = h("tbody");
+  const table = h("table", { class: "table topics", hidden: true },
+    h("caption", { class: "visually-hidden" }, "Topics"),
+    h("thead", {}, h("tr", {}, ...[
+      ["Topic", ""], ["Rate", "number"], ["Last minute", "spark-cell"], ["Messages", "number"], ["Kept", "number wide"],
+      ["Subscribers", "number"], ["Lag", "number"],
+    ].map(([title, kind]) => h("th", { class: kind, scope: "col" }, title)))),
+    body);
+  const state = h("div", {}, loading("Looking for topics…"));
+  const more = h("p", { class: "note", hidden: true });
+  const element = h("section", { class: "view" },
+    h("div", { class: "view-head" }, h("h1", {}, "Topics"), h("div", { class: "actions" }, search, createForm(navigate))),
+    state, h("div", { class: "card flush scroll-x" }, table), more);
+  let latest = new Map();
+
+  async function look(signal) {
+    try {
+      const stats = await get("/stats", {}, signal);
+      latest = new Map(Object.entries(stats.topics));
+      for (const [name, topic] of latest) topic.rate = rates.of(name, topic);
+      show(true);
+    } catch (error) {
+      if (error.name === "AbortError") throw error;
+      if (!latest.size) state.replaceChildren(errorState(error));
+    }
+  }
+
+  function show(isNew = false) {
+    const wanted = search.value.trim().toLowerCase();
+    const names = [...latest.keys()].filter((name) => name.toLowerCase().includes(wanted)).sort();
+    state.replaceChildren(...(names.length ? [] : [nothing(wanted)]));
+    table.hidden = table.parentElement.hidden = !names.length;
+    more.hidden = names.length <= SHOWN_MAX;
+    more.textContent = `${count(names.length - SHOWN_MAX)} more; say what you look for`;
+    const shown = names.slice(0, SHOWN_MAX);
+    for (const name of rows.keys()) if (!latest.has(name)) rows.delete(name);
+    const elements = shown.map((name) => {
+      if (!rows.has(name)) rows.set(name, new TopicRow(name));
+      const row = rows.get(name);
+      row.show(latest.get(name), isNew);
+      return row.element;
+    });
+    if (elements.length !== body.children.length || elements.some((one, index) => one !== body.children[index])) {
+      body.replaceChildren(...elements);
+    }
+  }
+
+  return { element, close: poll(look, ASK_EVERY_MS), title: "Topics" };
+}
+
+function nothing(wanted) {
+  if (wanted) return emptyState(`No topic has “${wanted}” in its name.`);
+  return emptyState("There are no topics yet.",
+    "Create one above, start a kernel, or publish with: himalia publish orders '{\"sku\": \"A-17\"}' --create");
+}
+
+class TopicRow {
+  #cells;
+  #spark = new Sparkline();
+
+  constructor(name) {
+    const cell = (kind) => h("td", { class: kind });
+    this.#cells = { rate: cell("number"), messages: cell("number"), kept: cell("number wide"),
+      subscribers: cell("number"), lag: cell("number") };
+    const { rate: speed, messages, kept, subscribers, lag } = this.#cells;
+    this.element = h("tr", { "data-topic": name },
+      h("th", { scope: "row" }, h("a", { class: "row-link", href: `#/topics/${encodeURIComponent(name)}` }, name)),
+      speed, h("td", { class: "spark-cell" }, this.#spark.element), messages, kept, subscribers, lag);
+  }
+
+  show(topic, isNew) {
+    setText(this.#cells.rate, rate(topic.rate));
+    this.#cells.rate.classList.toggle("dim", topic.rate === 0);
+    setText(this.#cells.messages, count(topic.messages));
+    setText(this.#cells.kept, bytes(topic.bytes));
+    setText(this.#cells.subscribers, count(topic.subscribers));
+    setText(this.#cells.lag, count(topic.lag));
+    this.#cells.lag.classList.toggle("warn", topic.lag > 100);
+    if (isNew) this.#spark.push(topic.rate);
+  }
+}
+
+function createForm(navigate) {
+  const name = h("input", { class: "input", placeholder: "new.topic", "aria-label": "Name of a new topic", size: "12" });
+  const button = h("button", { class: "button", type: "submit" }, "Create");
+  return h("form", { class: "inline-form", onsubmit: async (event) => {
+    event.preventDefault();
+    const wanted = name.value.trim();
+    if (!wanted) return name.focus();
+    if (await attempt(() => post("/topics", { name: wanted }), button)) navigate(`#/topics/${encodeURIComponent(wanted)}`);
+  } }, name, button);
+}

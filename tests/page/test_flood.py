@@ -1,0 +1,134 @@
+"""Very many messages into an open page."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+
+import httpx
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.page.browser import DEADLINE_MS, goto, offsets_shown, row_with
+from tests.serving import RunningServer
+
+pytestmark = pytest.mark.slow
+
+MESSAGES = 50_000
+BATCH = 1000
+ANSWER_MS_MAX = 100
+
+# From the click, by the browser's own clock, to the frame in which its effect is on the screen; and the longest that
+# a script of the page has run in one go.
+MEASURE = """() => {
+    window.answers = [];
+    window.longest_ms = 0;
+    document.addEventListener("click", (event) => {
+        requestAnimationFrame(() => setTimeout(() => window.answers.push(performance.now() - event.timeStamp)));
+    }, true);
+    new PerformanceObserver((list) => {
+        const scripts = list.getEntries().flatMap((entry) => entry.scripts);
+        window.longest_ms = Math.max(window.longest_ms, ...scripts.map((script) => script.duration));
+    }).observe({type: "long-animation-frame"});
+}"""
+
+
+def bodies_of(count: int) -> list[bytes]:
+    """Bodies of lines, made before they are needed: the server shares this process, and its time."""
+    payloads = [json.dumps({"payload": {"n": n, "text": "some words"}}) for n in range(count)]
+    return ["\n".join(payloads[start : start + BATCH]).encode() for start in range(0, count, BATCH)]
+
+
+def publish_all(server: RunningServer, bodies: list[bytes]) -> None:
+    with server.http(headers={"Content-Type": "application/x-ndjson"}) as http:
+        for body in bodies:
+            http.post("/topics/flood/messages", content=body).raise_for_status()
+
+
+@pytest.fixture
+def flooded(page: Page, server: RunningServer) -> Page:
+    """A page with the topic open that the flood will come into."""
+    server.create("flood")
+    goto(page, server, "#/topics/flood")
+    expect(page.get_by_text("Nothing here yet")).to_be_visible()
+    return page
+
+
+def test_clicks_are_answered_in_a_flood(flooded: Page, server: RunningServer) -> None:
+    """Fifty thousand messages come into an open topic; whoever clicks meanwhile is answered within 100 ms.
+
+    Three clicks of four, since a busy machine may hold any process up; what the page does in one go is never longer.
+    """
+    page = flooded
+    page.evaluate(MEASURE)
+    button = page.get_by_role("button", name="Publish…").bounding_box()
+    assert button is not None
+    flood = threading.Thread(target=publish_all, args=(server, bodies_of(MESSAGES)))
+    flood.start()
+    clicks = 0
+    while flood.is_alive():
+        page.mouse.click(button["x"] + 10, button["y"] + 10)
+        clicks += 1
+    flood.join()
+    expect(row_with(page, f'"n":{MESSAGES - 1},')).to_be_visible()
+    page.wait_for_function("clicks => window.answers.length >= clicks", arg=clicks)
+    answers = sorted(page.evaluate("() => window.answers"))
+    assert clicks >= 5, "the flood was over before anybody could click"
+    assert answers[clicks * 3 // 4] < ANSWER_MS_MAX, answers
+    assert page.evaluate("() => window.longest_ms") < ANSWER_MS_MAX
+
+
+def test_memory_is_bounded(flooded: Page, server: RunningServer) -> None:
+    """The list keeps the newest rows, and only those in sight are elements."""
+    publish_all(server, bodies_of(25_000))
+    last = row_with(flooded, '"n":24999,')
+    expect(last).to_be_visible()
+    assert int(last.get_attribute("aria-setsize") or 0) <= 22_000
+    assert flooded.locator(".vrow").count() < 100
+
+
+def test_a_paused_page_takes_nothing_in(flooded: Page, server: RunningServer, http: httpx.Client) -> None:
+    """While paused the page is sent nothing; the log has it."""
+    flooded.get_by_role("button", name="Pause").click()
+    expect(flooded.get_by_text("Paused")).to_be_visible()
+    publish_all(server, bodies_of(12_000))
+    expect(flooded.get_by_text("12,000 more in the log")).to_be_visible()
+    assert http.get("/stats").json()["delivered"] == 0
+    flooded.get_by_role("button", name="Go live").click()
+    expect(row_with(flooded, '"n":11999,')).to_be_visible()
+    flooded.locator(".vlist").press("Home")
+    expect(row_with(flooded, "Passed over 12,000 records from offset 0 on")).to_be_visible()
+
+
+def test_what_was_skipped_is_a_row(flooded: Page, server: RunningServer) -> None:
+    """A page that does not keep up is told which offsets it did not get, and shows that as a row of its own."""
+    [connection] = server.broker.connections
+    protocol = connection.channel._protocol
+    server.on_loop(protocol.pause_writing)  # as if the network took no more
+    publish_all(server, bodies_of(6000))
+    server.on_loop(protocol.resume_writing)
+    expect(row_with(flooded, '"n":5999,')).to_be_visible()
+    flooded.locator(".vlist").press("Home")
+    expect(row_with(flooded, "too slow for 1,000 records, offsets 0 to 999")).to_be_visible()
+
+
+def test_a_page_that_is_held_up_comes_back_where_it_was(
+    page: Page, server: RunningServer, http: httpx.Client
+) -> None:
+    """More than the page may keep comes while it is busy: it hangs up, works off, resumes; all is there, once."""
+    server.create("large")
+    goto(page, server, "#/topics/large")
+    expect(page.get_by_text("Nothing here yet")).to_be_visible()
+    states = """() => new MutationObserver(() => {
+        (window.states ??= []).push(document.documentElement.dataset.connection);
+    }).observe(document.documentElement, {attributes: true})"""
+    page.evaluate(states)
+    page.evaluate(
+        "() => setTimeout(() => { const end = performance.now() + 5000; while (performance.now() < end); })"
+    )
+    for _ in range(14):
+        http.post("/topics/large/messages", json=[{"payload": "x" * 900_000}] * 5).raise_for_status()
+    expect(row_with(page, re.compile("^69"))).to_be_visible(timeout=DEADLINE_MS)
+    assert page.evaluate("() => window.states") == ["catching up", "connecting", "open"]
+    assert offsets_shown(page) == list(range(70))
