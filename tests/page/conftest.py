@@ -1,4 +1,4 @@
-"""A browser for all tests of the page, and servers for it to look at."""
+"""A browser for the tests of the page, and servers for it to look at."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from tests.page.kernels import LiveKernel
 from tests.serving import RunningServer
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """For a module and no longer: while it is open, Playwright's event loop keeps other tests from having one."""
     with running_browser() as browser:
         yield browser
 

@@ -110,7 +110,9 @@ def test_what_was_skipped_is_a_row(flooded: Page, server: RunningServer) -> None
     server.on_loop(protocol.resume_writing)
     expect(row_with(flooded, '"n":5999,')).to_be_visible()
     flooded.locator(".vlist").press("Home")
-    expect(row_with(flooded, "too slow for 1,000 records, offsets 0 to 999")).to_be_visible()
+    # How many at once depends on when the server looks.
+    skipped = re.compile(r"too slow for [\d,]+ records, offsets 0 to [\d,]+")
+    expect(row_with(flooded, skipped)).to_be_visible()
 
 
 def test_a_page_that_is_held_up_comes_back_where_it_was(
