@@ -131,7 +131,11 @@ class Executor:
     def _take(self, record: KernelRecord, request_id: str) -> None:
         if record.parent_id == request_id:
             # A question comes on a socket of its own, and may be here before anything else.
-            self._has_begun = self._has_begun or record.msg_type in ("status", "execute_input", "input_request")
+            self._has_begun = self._has_begun or record.msg_type in (
+                "status",
+                "execute_input",
+                "input_request",
+            )
             if record.msg_type == "input_request" and self._terminal is not None:
                 self._answering = asyncio.create_task(self._answer(record, self._terminal))
         # What an earlier piece of ours says late, as from a thread, is ours too; what others run is not.
