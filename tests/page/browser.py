@@ -52,9 +52,9 @@ class Complaints:
             self.found.append(message.text)
 
 
-def offsets_shown(page: Page) -> list[int]:
-    """The offsets of all rows of the open topic, read by scrolling from the first to the last."""
-    return page.evaluate(
+def rows_shown(page: Page) -> list[str]:
+    """All rows of the open topic, read by scrolling from the first to the last: the offset of a record, or a notice."""
+    shown: list[str] = page.evaluate(
         """async () => {
             const list = document.querySelector(".vlist");
             const seen = new Map();
@@ -64,14 +64,21 @@ def offsets_shown(page: Page) -> list[int]:
                 list.scrollTop = top;
                 await frame();
                 for (const row of list.querySelectorAll(".vrow:not([hidden])")) {
-                    const offset = row.querySelector(".offset");
-                    if (offset) seen.set(Number(row.getAttribute("aria-posinset")), offset.textContent);
+                    const text = row.querySelector(".offset, .notice")?.textContent;
+                    if (text) seen.set(Number(row.getAttribute("aria-posinset")), text);
                 }
                 if (top + list.clientHeight >= list.scrollHeight) break;
             }
-            return [...seen].sort(([a], [b]) => a - b).map(([, text]) => Number(text.replaceAll(",", "")));
+            return [...seen].sort(([a], [b]) => a - b).map(([, text]) => text);
         }"""
     )
+    return shown
+
+
+def offsets_shown(page: Page) -> list[int]:
+    """The offsets of all records of the open topic that are shown."""
+    texts = (text.replace(",", "") for text in rows_shown(page))
+    return [int(text) for text in texts if text.isdecimal()]
 
 
 def row_with(page: Page, text: str | re.Pattern[str]) -> Locator:

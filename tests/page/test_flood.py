@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import re
 import threading
+from pathlib import Path
 
 import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.page.browser import DEADLINE_MS, goto, offsets_shown, row_with
+from tests.page.browser import DEADLINE_MS, goto, offsets_shown, row_with, rows_shown
+from tests.page.devtools import LookedAt, looked_at
+from tests.server.process import ServerProcess
 from tests.serving import RunningServer
 
 pytestmark = pytest.mark.slow
@@ -18,7 +21,6 @@ pytestmark = pytest.mark.slow
 MESSAGES = 50_000
 BATCH = 1000
 ANSWER_MS_MAX = 100
-FROZEN_MS = 500
 
 # From the click, by the browser's own clock, to the frame in which its effect is on the screen; and the longest that
 # a script of the page has run in one go.
@@ -41,8 +43,8 @@ def bodies_of(count: int) -> list[bytes]:
     return ["\n".join(payloads[start : start + BATCH]).encode() for start in range(0, count, BATCH)]
 
 
-def publish_all(server: RunningServer, bodies: list[bytes]) -> None:
-    with server.http(headers={"Content-Type": "application/x-ndjson"}) as http:
+def publish_all(server: RunningServer | ServerProcess, bodies: list[bytes]) -> None:
+    with server.http(headers={**server.headers, "Content-Type": "application/x-ndjson"}) as http:
         for body in bodies:
             http.post("/topics/flood/messages", content=body).raise_for_status()
 
@@ -56,29 +58,40 @@ def flooded(page: Page, server: RunningServer) -> Page:
     return page
 
 
-def test_clicks_are_answered_in_a_flood(flooded: Page, server: RunningServer) -> None:
+def test_clicks_are_answered_in_a_flood(tmp_path: Path) -> None:
     """Fifty thousand messages come into an open topic; whoever clicks meanwhile is answered within 100 ms.
 
-    Every second click, since the browser shares two cores with the server and the flood, and a busy machine may hold
-    any process up; what the page does in one go never comes near to what people would call frozen.
+    The server gives way to the browser, which would be on another machine. Nine clicks of ten, since a busy machine
+    may hold any process up; what the page does in one go is never longer.
     """
-    page = flooded
-    page.evaluate(MEASURE)
-    button = page.get_by_role("button", name="Publish…").bounding_box()
-    assert button is not None
+    with ServerProcess(tmp_path, "--no-kernels") as server, looked_at(tmp_path / "profile") as page:
+        server.create("flood")
+        server.give_way()
+        page.goto(f"{server.url}/?token={server.token}#/topics/flood")
+        page.until("document.body?.textContent.includes('Nothing here yet')")
+        page.evaluate(f"({MEASURE})()")
+        clicks = clicks_in_a_flood(page, server)
+        answers, longest_ms = page.evaluate("[window.answers, window.longest_ms]")
+    answers.sort()
+    assert clicks >= 5, "the flood was over before anybody could click"
+    assert answers[clicks * 9 // 10] < ANSWER_MS_MAX, answers
+    assert longest_ms < ANSWER_MS_MAX
+
+
+def clicks_in_a_flood(page: LookedAt, server: ServerProcess) -> int:
+    """Click, wait for the answer, click again; how often that was. Returns when the last message is in sight."""
+    button = "[...document.querySelectorAll('button')].find((one) => one.textContent === 'Publish…')"
+    x, y = page.evaluate(f"(({{x, y}}) => [x + 10, y + 10])({button}.getBoundingClientRect())")
     flood = threading.Thread(target=publish_all, args=(server, bodies_of(MESSAGES)))
     flood.start()
     clicks = 0
     while flood.is_alive():
-        page.mouse.click(button["x"] + 10, button["y"] + 10)
+        page.click(x, y)
         clicks += 1
+        page.until(f"window.answers.length >= {clicks}")
     flood.join()
-    expect(row_with(page, f'"n":{MESSAGES - 1},')).to_be_visible()
-    page.wait_for_function("clicks => window.answers.length >= clicks", arg=clicks)
-    answers = sorted(page.evaluate("() => window.answers"))
-    assert clicks >= 5, "the flood was over before anybody could click"
-    assert answers[clicks // 2] < ANSWER_MS_MAX, answers
-    assert page.evaluate("() => window.longest_ms") < FROZEN_MS
+    page.until(f"""document.querySelector('.vlist').textContent.includes('"n":{MESSAGES - 1},')""")
+    return clicks
 
 
 def test_memory_is_bounded(flooded: Page, server: RunningServer) -> None:
@@ -104,17 +117,26 @@ def test_a_paused_page_takes_nothing_in(flooded: Page, server: RunningServer, ht
 
 
 def test_what_was_skipped_is_a_row(flooded: Page, server: RunningServer) -> None:
-    """A page that does not keep up is told which offsets it did not get, and shows that as a row of its own."""
+    """A page that does not keep up is told which offsets it did not get, and shows that as a row of its own.
+
+    What is shown and what is said to be skipped is everything there is, once.
+    """
     [connection] = server.broker.connections
     protocol = connection.channel._protocol
     server.on_loop(protocol.pause_writing)  # as if the network took no more
     publish_all(server, bodies_of(6000))
     server.on_loop(protocol.resume_writing)
     expect(row_with(flooded, '"n":5999,')).to_be_visible()
-    flooded.locator(".vlist").press("Home")
-    # How many at once depends on when the server looks.
-    skipped = re.compile(r"too slow for [\d,]+ records, offsets 0 to [\d,]+")
-    expect(row_with(flooded, skipped)).to_be_visible()
+    ranges = [offsets_of(text) for text in rows_shown(flooded)]
+    assert max(map(len, ranges)) > 1, "nothing was skipped"
+    assert [offset for each in ranges for offset in each] == list(range(6000))
+
+
+def offsets_of(row: str) -> range:
+    """The offsets that a row stands for."""
+    skipped = re.match(r"Skipped: .* offsets ([\d,]+) to ([\d,]+)\.", row)
+    first, last = skipped.groups() if skipped else (row, row)
+    return range(int(first.replace(",", "")), int(last.replace(",", "")) + 1)
 
 
 def test_a_page_that_is_held_up_comes_back_where_it_was(
