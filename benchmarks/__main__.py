@@ -5,7 +5,7 @@ import resource
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -40,7 +40,7 @@ from benchmarks.generator import Generator
 from benchmarks.patience import Patience
 from benchmarks.section import Section
 
-MEASUREMENTS: dict[str, Callable[[Bench], list[Section]]] = {
+MEASUREMENTS: dict[str, Callable[[Bench], Iterable[Section]]] = {
     "fanout": measure_fanout.measure,
     "publish": measure_publish.measure,
     "latency": measure_latency.measure,

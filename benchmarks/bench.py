@@ -1,6 +1,7 @@
 """What every measurement is given: generator, effort, chosen peers, and a place to start servers in."""
 
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,7 +33,10 @@ class Bench:
         self.progress.reset(self.task, total=runs, description=title)
 
     def say(self, what: str) -> None:
+        """What is measured now: beside the bar, or a line where there is no terminal to draw one in."""
         self.progress.update(self.task, description=what)
+        if not self.progress.console.is_terminal:
+            self.progress.console.print(f"{time.strftime('%H:%M:%S')} {what}", highlight=False)
 
     def advance(self) -> None:
         self.progress.advance(self.task)

@@ -4,6 +4,7 @@ import http.client
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,14 +13,18 @@ from typing import Any
 from benchmarks import rest
 from benchmarks.server_process import PeerFailed, free_port, running
 
+IDLE_MAX_S = 3.0
+"""The server hangs up on a connection that was idle for 5 s."""
+
 
 class KernelServer:
-    """One kernel behind one keep-alive connection."""
+    """One kernel behind one connection, which is made anew after a while of silence."""
 
     def __init__(self, port: int, pid: int) -> None:
         self.port = port
         self.pid = pid
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+        self._used_s = time.monotonic()
         self.kernel_id = str(self.post("/api/kernels", {"name": "python3"})["id"])
         self.topic = f"kernels.{self.kernel_id}"
 
@@ -27,11 +32,14 @@ class KernelServer:
         return self.post(f"/api/kernels/{self.kernel_id}/execute", {"code": code, "wait": wait})
 
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        if time.monotonic() - self._used_s > IDLE_MAX_S:
+            self._connection.close()
         self._connection.request(
             "POST", path, json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
         response = self._connection.getresponse()
         answer = response.read()
+        self._used_s = time.monotonic()
         if response.status >= 300:
             raise PeerFailed(f"POST {path}: {response.status} {answer[:300].decode(errors='replace')}")
         decoded: dict[str, Any] = json.loads(answer)

@@ -4,8 +4,10 @@ The server, Spark's workers and Spark itself share two cores. Spark's own start 
 run, in which the JVM compiles what it will need.
 """
 
+import os
 import random
 import shutil
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -14,7 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median, quantiles
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import pyarrow.compute as pc
 from deltalake import DeltaTable
@@ -25,8 +26,9 @@ from benchmarks.generator import Endpoint, Load, Outcome
 from benchmarks.kernel_peer import kernel_server
 from benchmarks.pipeline_peer import MASTER, Filled, served, spark, url
 from benchmarks.section import Section, Target, median_of, spread
-from benchmarks.server_process import PeerFailed
+from benchmarks.server_process import PeerFailed, running
 from himalia.spark.run import Pipeline, Progress, Summary
+from himalia.spark.warehouse.delta import STAGING
 
 WANTED_RATE = 40_000
 WANTED_LINEAR = 0.8
@@ -35,19 +37,19 @@ EVERY_S = 1.0
 VISIBLE_WITHIN_S = 60.0
 NEIGHBOUR_RATE = 500
 NEIGHBOUR_SUBSCRIBERS = 10
+SPARK_WITHIN_S = 120.0
 
 
-def measure(bench: Bench) -> list[Section]:
+def measure(bench: Bench) -> Iterator[Section]:
     sizes = bench.effort.pipeline_messages
     bench.expect(
         len(sizes) * bench.effort.rounds + 1 + bench.effort.visible_samples + 2 * bench.effort.rounds,
         "pipeline",
     )
     with TemporaryDirectory(dir=bench.directory) as scratch, spark(Path(scratch)):
-        throughput = _throughput(bench, Path(scratch), sizes)
-        neighbour = _neighbour(bench, Path(scratch) / str(sizes[-1]))
-        visible = _visible(bench)
-    return [throughput, visible, neighbour]
+        yield _throughput(bench, Path(scratch), sizes)
+        yield _neighbour(bench, Path(scratch) / str(sizes[-1]))
+        yield _visible(bench)
 
 
 # Throughput
@@ -92,7 +94,7 @@ def _throughput(bench: Bench, scratch: Path, sizes: tuple[int, ...]) -> Section:
         found[size] = Runs(Filled(directory / "log.db", size))
         with served(directory) as endpoint:
             # The server has closed what was left open, since the kernels are gone.
-            found[size].filled.records = rest.count_records(endpoint.port, "kernels.")
+            found[size].filled.records = rest.count_settled(endpoint.port, "kernels.")
             if size == sizes[0]:
                 bench.say("pipeline: before the clock starts")
                 _run(endpoint, directory, [])
@@ -271,35 +273,18 @@ def _neighbour(bench: Bench, directory: Path) -> Section:
 
 
 def _beside(bench: Bench, load: Load, endpoint: Endpoint, directory: Path) -> Outcome:
-    """The load, from when the pipeline begins to read until long before it has read the log."""
-    reading = threading.Event()
-    done: list[Any] = []
-
-    def on_progress(progress: Progress) -> None:
-        reading.set()
-
-    def run() -> None:
-        shutil.rmtree(directory / "warehouse", ignore_errors=True)
-        with Pipeline(
-            url(endpoint),
-            "none",
-            directory / "warehouse",
-            master=MASTER,
-            topics=["kernels.>"],
-            on_progress=on_progress,
-        ) as pipeline:
-            done.append(pipeline.run_once())
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    reading.wait()
-    try:
+    """The load, from when the command begins to read the log until long before it has read it."""
+    warehouse = directory / "warehouse"
+    shutil.rmtree(warehouse, ignore_errors=True)
+    program = str(Path(sys.executable).with_name("himalia"))
+    command = [program, "pipeline", "run", "--once", "--master", MASTER, "--topics", "kernels.>"]
+    command += ["--url", url(endpoint), "--warehouse", str(warehouse)]
+    reading = warehouse / "messages" / STAGING
+    with running(command, directory / "pipeline.out", reading.exists, within_s=SPARK_WITHIN_S) as pid:
         outcome = bench.generator.run(load, endpoint)
-        if done:
+        if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
             raise PeerFailed("the pipeline had read the log before the load ended; give it a longer log")
-        return outcome
-    finally:
-        thread.join()
+    return outcome
 
 
 def _latencies(runs: list[Outcome]) -> list[str]:

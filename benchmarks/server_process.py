@@ -32,7 +32,9 @@ def accepts_connections(port: int) -> bool:
 
 
 @contextmanager
-def running(command: Sequence[str], log: Path, is_ready: Callable[[], bool]) -> Iterator[int]:
+def running(
+    command: Sequence[str], log: Path, is_ready: Callable[[], bool], within_s: float = START_MAX_S
+) -> Iterator[int]:
     """The server's pid, from when it is ready until the block ends."""
     try:
         with log.open("wb") as output:
@@ -40,19 +42,21 @@ def running(command: Sequence[str], log: Path, is_ready: Callable[[], bool]) -> 
     except OSError as error:
         raise PeerFailed(f"{command[0]} cannot be started: {error.strerror}") from error
     try:
-        _wait_until_ready(process, log, is_ready)
+        _wait_until_ready(process, log, is_ready, within_s)
         yield process.pid
     finally:
         _end(process)
 
 
-def _wait_until_ready(process: subprocess.Popen[bytes], log: Path, is_ready: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + START_MAX_S
+def _wait_until_ready(
+    process: subprocess.Popen[bytes], log: Path, is_ready: Callable[[], bool], within_s: float
+) -> None:
+    deadline = time.monotonic() + within_s
     while not is_ready():
         if process.poll() is not None:
             raise PeerFailed(f"it ended with status {process.returncode} while starting: …{_tail(log)}")
         if time.monotonic() > deadline:
-            raise PeerFailed(f"it was not ready after {START_MAX_S:.0f} s: …{_tail(log)}")
+            raise PeerFailed(f"it was not ready after {within_s:.0f} s: …{_tail(log)}")
         time.sleep(0.02)
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 import msgspec
+import psutil
 import pytest
 
 from himalia.cli.run_display import display, sentence
@@ -55,14 +56,25 @@ def test_the_log_becomes_tables(server: RunningServer) -> None:
         assert http.get("/tables/errors").json()["rows"][0]["ename"] == "ZeroDivisionError"
 
 
+def spark_of(pid: int) -> list[psutil.Process]:
+    """The processes of Spark that a command started: at least its Java."""
+    found = [child for child in psutil.Process(pid).children(recursive=True) if child.name() == "java"]
+    assert found
+    return found
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_run_that_stays(server: RunningServer) -> None:
-    """On a terminal it shows how it gets on, takes in what comes, has its warehouse for itself, and ends by Ctrl-C."""
+    """On a terminal it shows how it gets on, takes in what comes, has its warehouse for itself, and ends by Ctrl-C.
+
+    It gives way to the server: Spark in its own process runs at a lower priority.
+    """
     himalia("publish", "orders", "1", "--create")
     with OnTerminal("pipeline", "run", "--every", "0.5s", *MASTER, deadline_s=SPARK_WITHIN_S) as terminal:
         terminal.until("starting Spark")
         terminal.until("messages 1")
+        assert {process.nice() for process in spark_of(terminal.process.pid)} == {10}
         assert_sentence(himalia("pipeline", "run", "--once"), 1, "is in use by process")
         assert_sentence(himalia("pipeline", "forget", "--where", "true", "--yes"), 1, "is in use by process")
         with SyncClient(server.url) as client:

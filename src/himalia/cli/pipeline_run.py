@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 app = make_app()
 
 BATCH_RECORDS = 500_000
+NICENESS = 10
+"""The server beside it goes first: people wait for that, and a table may be a second later."""
 STOPPED = "stopped in the middle of a batch; the next run takes it up"
 
 
@@ -41,7 +44,10 @@ def run_pipeline(
         str, typer.Option("--master", help="Where Spark runs: local[N], spark://host:port.", metavar="URL")
     ] = "local[*]",
     batch_records: Annotated[
-        int, typer.Option("--batch-records", help="At most so many records in one batch.", min=1)
+        int,
+        typer.Option(
+            "--batch-records", help="About so many records in one batch, a tenth more at most.", min=1
+        ),
     ] = BATCH_RECORDS,
     feedback: Annotated[
         bool, typer.Option("--feedback/--no-feedback", help="Publish results to pipeline.* topics.")
@@ -73,6 +79,8 @@ def run_pipeline(
     every_s = None if every is None else parse_duration(every)
     path = warehouse_path(warehouse)
     make, use_java = _load()
+    if master.startswith("local"):
+        os.nice(NICENESS)  # Spark and its workers are children of this process
     with Stopping() as stopping, display(json=json) as shown:
         java = use_java()
         pipeline = make(

@@ -12,6 +12,8 @@ from himalia.topics import matches
 
 OWN = "pipeline"
 """First segment of the topics that the pipeline writes itself."""
+REST_MAX = 0.1
+"""A batch may be larger by this share, where nothing is then left."""
 
 
 class TopicEnd(msgspec.Struct, frozen=True):
@@ -86,9 +88,14 @@ def backlog_of(topics: Iterable[TopicEnd], positions: Positions) -> Backlog:
 
 
 def planned(backlog: Backlog, *, records_max: int, bytes_max: int) -> Plan:
-    """As much of the backlog as one batch should hold; a topic with much does not keep out those with little."""
+    """As much of the backlog as one batch should hold; a topic with much does not keep out those with little.
+
+    If little more than that is there, it is all taken: a batch of few records costs seconds as well.
+    """
     if backlog.bytes > bytes_max:
         records_max = min(records_max, max(1, backlog.records * bytes_max // backlog.bytes))
+    if backlog.records <= records_max * (1 + REST_MAX):
+        records_max = max(records_max, backlog.records)
     left, chosen = records_max, []
     waiting = sorted(backlog.ranges, key=lambda each: (len(each), each.topic))
     for number, each in enumerate(waiting):
