@@ -2,9 +2,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+NO_PACKAGES := pip could not install the packages, and says above why. They are needed once, from a network: go online (pip heeds HTTPS_PROXY and PIP_INDEX_URL), then run make again.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser run test lint types unit bench clean constraints
+.PHONY: help setup browser tools run demo test lint types unit bench clean constraints
 
 help:            ## Say what there is
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -15,12 +16,15 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Himalia needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.12 " + "setup")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || { echo "Python cannot make virtual environments here: install its venv package (Debian: apt-get install python3-venv)"; exit 1; }
 	@echo "Installing into .venv (two minutes or so the first time)"
-	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --constraint constraints.txt pip
-	@PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --editable '.[arrow,notebooks,page,spark,tables,tracing]' --group dev
+	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --constraint constraints.txt pip || { echo "$(NO_PACKAGES)"; exit 1; }
+	@PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --editable '.[arrow,notebooks,page,spark,tables,tracing]' --group dev || { echo "$(NO_PACKAGES)"; exit 1; }
 	@touch $(STAMP)
 
-run: setup       ## Start the server on its embedded log
-	@$(BIN)/himalia serve
+run: setup       ## Start the server on its embedded log, and the pipeline beside it
+	@$(BIN)/himalia up
+
+demo: setup      ## The same, with a kernel at work and orders coming in
+	@$(BIN)/himalia up --demo
 
 test: lint types unit  ## Lint, check types, run all tests
 
@@ -35,6 +39,12 @@ browser:         ## Install Chromium for the tests of the page, where that is al
 	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && \
 		apt-get install --yes --quiet --no-install-recommends chromium fonts-dejavu-core >/dev/null; } || \
 		echo "There is no Chromium, so the tests of the page are skipped. To run them: apt-get install chromium"
+
+# Not part of unit: on Debian both start serving as soon as they are installed.
+tools:           ## Install nginx and Prometheus for the tests of the guides, where that is allowed
+	@{ command -v promtool && PATH="$$PATH:/usr/sbin" command -v nginx; } >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && \
+		apt-get install --yes --quiet --no-install-recommends nginx-light prometheus >/dev/null; } || \
+		echo "There is no nginx or no Prometheus, so the tests of these guides are skipped. To run them: apt-get install nginx-light prometheus"
 
 unit: setup browser
 	@$(BIN)/pytest

@@ -28,6 +28,7 @@ MAY_IMPORT = {
     "client": VALUES | {"runtime", "protocol", "client"},
     "spark": VALUES | {"runtime", "protocol", "client", "tables", "spark"},
     "tables": VALUES | {"tables"},
+    "demo": VALUES | {"client", "demo"},
     "server": BROKER | {"kernels", "protocol", "tables", "server"},
     "cli": BROKER | {"kernels", "protocol", "client", "spark", "tables", "server", "cli"},
 }

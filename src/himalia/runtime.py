@@ -6,9 +6,12 @@ import hashlib
 import json
 import os
 from pathlib import Path
+from urllib.parse import quote
 
 import msgspec
 import platformdirs
+
+from himalia.errors import ConfigurationError
 
 
 class RunningServer(msgspec.Struct, frozen=True):
@@ -32,15 +35,29 @@ def default_warehouse() -> Path:
     return platformdirs.user_data_path("himalia") / "warehouse"
 
 
+def page_address(url: str, token: str | None) -> str:
+    """What to open in a browser: the page of a server, with the token that lets one in."""
+    return f"{url}/?token={quote(token, safe='')}" if token else f"{url}/"
+
+
 def announce(server: RunningServer) -> Path:
-    """Write the file of this server, readable by its user only. Returns its path, to be removed at the end."""
+    """Write the file of this server, readable by its user only. Returns its path, to be removed at the end.
+
+    Raises ``ConfigurationError`` if it cannot be written.
+    """
     directory = runtime_directory()
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     log = hashlib.sha256(server.log.encode()).hexdigest()[:12]
     path = directory / f"server-{log}-{server.pid}.json"
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(msgspec.json.encode(server))
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(msgspec.json.encode(server))
+    except OSError as error:
+        raise ConfigurationError(
+            f"{directory}, where other programs look for this server, cannot be written: {error.strerror}; "
+            "name another directory in HIMALIA_RUNTIME_DIR"
+        ) from None
     return path
 
 

@@ -38,7 +38,11 @@ class Running:
     """A command that goes on: read its lines as they come, send it signals, wait for its end."""
 
     def __init__(
-        self, *arguments: str, env: Mapping[str, str] | None = None, stdin: int | None = None
+        self,
+        *arguments: str,
+        env: Mapping[str, str] | None = None,
+        stdin: int | None = None,
+        deadline_s: float = DEADLINE_S,
     ) -> None:
         self.process = subprocess.Popen(
             [*COMMAND, *arguments],
@@ -48,7 +52,7 @@ class Running:
             env={**os.environ, **(env or {})},
         )
         # Whatever happens, no test waits for ever.
-        self._watchdog = threading.Timer(DEADLINE_S, self.process.kill)
+        self._watchdog = threading.Timer(deadline_s, self.process.kill)
         self._watchdog.start()
 
     def __enter__(self) -> Self:

@@ -20,6 +20,7 @@ from websockets.sync.client import connect
 
 from himalia.errors import HimaliaError
 from himalia.log.sqlite.failures import translate
+from himalia.runtime import RunningServer, announce
 from himalia.server.broker import Broker
 from himalia.server.run import _config, listen
 from himalia.settings import Settings
@@ -89,6 +90,13 @@ def port_taken(_: Path) -> None:
         listen("127.0.0.1", other.getsockname()[1])
 
 
+def no_runtime_directory(directory: Path) -> None:
+    (directory / "file").touch()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HIMALIA_RUNTIME_DIR", str(directory / "file" / "runtime"))
+        announce(RunningServer("http://127.0.0.1:1", None, 1, "memory://", 0))
+
+
 def bad_keys(text: str) -> Provoke:
     def provoke(directory: Path) -> None:
         (directory / "keys.toml").write_text(text)
@@ -104,6 +112,7 @@ PROVOCATIONS: dict[str, Provoke] = {
     "... is a database of another program": foreign,
     "the log cannot be written": failing(errno.EROFS),
     "no space left for the log": failing(errno.ENOSPC),
+    "..., where other programs look for this server, cannot be written": no_runtime_directory,
     "cannot listen on ...": port_taken,
     "--no-auth works on loopback only": lambda directory: start(directory, auth=False, host="0.0.0.0"),
     "cannot read the keys file": lambda directory: start(directory, keys_file=directory / "none.toml"),

@@ -71,7 +71,9 @@ def test_no_setting_is_documented_that_does_not_exist(operations: str) -> None:
     assert documented(operations).keys() == {f"HIMALIA_{name.upper()}" for name in Settings.model_fields}
 
 
-@pytest.mark.parametrize("path", [ROOT / "README.md", *sorted(DOCS.glob("*.md"))], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))], ids=lambda path: path.name
+)
 def test_variables_and_settings_that_are_mentioned_exist(path: Path) -> None:
     """Wherever the documents speak of a setting, they call it by its name."""
     known = OTHER_VARIABLES | {f"HIMALIA_{name.upper()}" for name in Settings.model_fields}

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page
+from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from tests.kernel_server import kernel_server
 from tests.page.browser import DEADLINE_MS, Complaints, running_browser
@@ -19,6 +19,7 @@ from tests.serving import RunningServer
 def browser() -> Iterator[Browser]:
     """For a module and no longer: while it is open, Playwright's event loop keeps other tests from having one."""
     with running_browser() as browser:
+        expect.set_options(timeout=DEADLINE_MS)
         yield browser
 
 

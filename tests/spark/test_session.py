@@ -64,6 +64,13 @@ def test_no_java_at_all_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         find_java({"PATH": str(tmp_path)})
 
 
+def test_a_home_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bundled Java needs a directory of its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null/nowhere")
+    with pytest.raises(ConfigurationError, match=r"/dev/null/nowhere.* cannot be written: .*XDG_CACHE_HOME"):
+        find_java({"PATH": str(tmp_path)})
+
+
 @pytest.mark.slow
 def test_spark_runs_on_the_bundled_java(tmp_path: Path) -> None:
     """A machine without Java: Spark starts on the wheel's runtime, and an Arrow UDF-free query runs."""

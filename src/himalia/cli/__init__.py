@@ -36,7 +36,7 @@ def _himalia(
 
     Example, in two terminals:
 
-        himalia serve
+        himalia up
 
         himalia tail orders --last 10
     """

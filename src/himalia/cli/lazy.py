@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 COMMANDS = (
+    "up",
     "serve",
     "run",
     "kernel",

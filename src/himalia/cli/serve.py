@@ -1,134 +1,21 @@
-"""``himalia serve``: its flags are the fields of ``Settings``, so that the two cannot drift apart."""
+"""``himalia serve``: every setting is a flag of it."""
 
 from __future__ import annotations
 
-import inspect
-import types
-from collections.abc import Callable, Iterator
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
-from urllib.parse import quote
+from typing import Any
 
 import typer
-from pydantic import ValidationError
-from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsError
-from pydantic_settings.sources import EnvSettingsSource
 
 from himalia.cli.output import abandon_stdout, write_line
+from himalia.cli.setting_flags import read_settings, with_flags
+from himalia.runtime import page_address
 from himalia.settings import Settings
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
-ENV_PREFIX = "HIMALIA_"
-METAVARS = {int: "INTEGER", float: "NUMBER"}
-
-
-class _Environment(EnvSettingsSource):
-    """Environment variables in which a list may be JSON or, as people write it, separated by commas."""
-
-    def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
-        if isinstance(value, str) and not value.lstrip().startswith("["):
-            return [part.strip() for part in value.split(",") if part.strip()]
-        return super().decode_complex_value(field_name, field, value)
-
-
-class _CommandSettings(Settings):
-    """The settings as the command reads them: flags first, then the environment."""
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        *others: Any,
-        **named: Any,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return (init_settings, _Environment(settings_cls))
-
-
-def read_settings(flags: dict[str, Any]) -> Settings:
-    """The settings from flags (``None`` where not given) and the environment.
-
-    Raises ``typer.BadParameter``, which names the flag or the variable that is wrong.
-    """
-    given = {name: value for name, value in flags.items() if value is not None}
-    try:
-        return _CommandSettings(**given)
-    except ValidationError as error:
-        raise typer.BadParameter("; ".join(_sentences(error.errors(), given))) from None
-    except SettingsError as error:
-        raise typer.BadParameter(f"{error}".replace('"', "'")) from None
-
-
-def _sentences(problems: list[ErrorDetails], given: dict[str, Any]) -> Iterator[str]:
-    for problem in problems:
-        name = str(problem["loc"][0])
-        source = flag_of(name) if name in given else env_of(name)
-        reason = problem["msg"][:1].lower() + problem["msg"][1:]
-        yield f"{source} {problem['input']!r}: {reason}"
-
-
-def flag_of(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
-def env_of(name: str) -> str:
-    return ENV_PREFIX + name.upper()
-
-
-def _base_type(annotation: Any) -> Any:
-    """The type below ``Annotated`` and ``| None``."""
-    origin = get_origin(annotation)
-    if origin is Annotated:
-        return _base_type(get_args(annotation)[0])
-    if origin in (Union, types.UnionType):
-        return _base_type(next(arg for arg in get_args(annotation) if arg is not types.NoneType))
-    return annotation
-
-
-def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
-    base = _base_type(field.annotation)
-    annotation: Any = str | None
-    metavar: str | None = METAVARS.get(base, "TEXT")
-    flag = flag_of(name)
-    if base is bool:
-        annotation, metavar, flag = bool | None, None, f"{flag}/--no-{flag[2:]}"
-    elif get_origin(base) is list:
-        annotation = list[str] | None
-    elif get_origin(base) is Literal:
-        metavar = "|".join(get_args(base))
-    elif getattr(base, "__name__", "") == "Path":
-        metavar = "PATH"
-    option = typer.Option(flag, help=_help(name, field, base), metavar=metavar, show_default=False)
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[annotation, option]
-    )
-
-
-def _help(name: str, field: FieldInfo, base: Any) -> str:
-    """The description, where else it can be set, and what it is if nobody sets it."""
-    default = field.get_default(call_default_factory=True)
-    facts = [env_of(name)]
-    if get_origin(base) is list:
-        facts.append("repeatable")
-    elif base is bool:
-        facts.append("on" if default else "off")
-    elif default is not None:
-        facts.append(f"default {default:g}" if isinstance(default, float) else f"default {default}")
-    return f"{field.description} ({'; '.join(facts)})"
-
-
-def _with_flags(function: Callable[..., None]) -> Callable[..., None]:
-    """Give a function of ``**flags`` one flag for each setting."""
-    parameters = [_parameter(name, field) for name, field in Settings.model_fields.items()]
-    function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    function.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return function
-
 
 @app.command("serve")
-@_with_flags
+@with_flags(*Settings.model_fields)
 def serve_command(**flags: Any) -> None:
     """Run the server until Ctrl-C.
 
@@ -150,8 +37,7 @@ def serve_command(**flags: Any) -> None:
 
 def _announce(url: str, token: str | None) -> None:
     """The address to open, as Jupyter prints it; on stdout, where a program that started us can read it."""
-    address = f"{url}/?token={quote(token, safe='')}" if token else f"{url}/"
     try:
-        write_line(f"Himalia is ready at {address} (Ctrl-C stops it)")
+        write_line(f"Himalia is ready at {page_address(url, token)} (Ctrl-C stops it)")
     except OSError:  # nobody reads our stdout, which is no reason to stop serving
         abandon_stdout()

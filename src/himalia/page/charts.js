@@ -13,6 +13,17 @@ function hereAt(ts) {
   return new Date(at.getTime() - at.getTimezoneOffset() * 60_000).toISOString().slice(0, 19);
 }
 
+/** An axis of times that is never shorter than this, so that the first minutes do not look like a wall. */
+function timeAxis(times, stepMs, leastMs) {
+  const axis = { type: "date", nticks: 6 };
+  const [first, last] = [times[0], times.at(-1)].map((ts) => Date.parse(ts));
+  if (!times.length || last - first >= leastMs) return axis;
+  return { ...axis, range: [hereAt(last - leastMs), hereAt(last + stepMs)] };
+}
+
+/** Ticks at whole numbers: nothing happens half a time. */
+const wholeTicks = (most) => (most <= 5 ? { dtick: 1 } : {});
+
 const coloursOf = (theme) => (theme === "dark" ? DARK : LIGHT);
 
 function layoutOf(theme, title, more = {}) {
@@ -41,7 +52,7 @@ export function throughput(theme, rows) {
     const minutes = [...points.keys()].sort();
     return { type: "bar", name: shortTopic(name), width: 48_000, x: minutes.map(hereAt), y: minutes.map((minute) => points.get(minute)), hovertemplate: "%{y:,} at %{x|%H:%M}<extra>%{fullData.name}</extra>" };
   });
-  return { data, layout: layoutOf(theme, "Messages a minute", { barmode: "stack", bargap: 0.15, xaxis: { type: "date", nticks: 6 } }), narrow: NARROW };
+  return { data, layout: layoutOf(theme, "Messages a minute", { barmode: "stack", bargap: 0.15, xaxis: timeAxis(rows.map(({ minute }) => minute).sort(), 60_000, 15 * 60_000) }), narrow: NARROW };
 }
 
 const shortTopic = (name) => (name.startsWith("kernels.") ? `kernel ${name.slice(8, 16)}` : name);
@@ -58,8 +69,9 @@ export function percentiles(theme, kernels) {
 /** How often each error ended an execution. */
 export function errorCounts(theme, errors) {
   const shown = errors.slice(0, 8).reverse();
+  const most = Math.max(...shown.map(({ count }) => count));
   const data = [{ type: "bar", orientation: "h", width: 0.5, x: shown.map(({ count }) => count), y: shown.map(({ ename }) => ename), marker: { color: coloursOf(theme).bad }, hovertemplate: "%{x:,}<extra>%{y}</extra>" }];
-  return { data, layout: layoutOf(theme, "Errors", { showlegend: false, bargap: 0.4, yaxis: { type: "category", rangemode: "normal" }, xaxis: { rangemode: "tozero", tickformat: ",d" } }), narrow: NARROW };
+  return { data, layout: layoutOf(theme, "Errors", { showlegend: false, bargap: 0.4, yaxis: { type: "category", rangemode: "normal", range: [Math.min(-0.5, shown.length - 4.5), shown.length - 0.5] }, xaxis: { rangemode: "tozero", tickformat: ",d", ...wholeTicks(most) } }), narrow: NARROW };
 }
 
 /** Executions and failures in each five minutes. */
@@ -74,5 +86,5 @@ export function executions(theme, rows) {
   const windows = [...sums.keys()].sort();
   const bar = (name, key, colour) => ({ type: "bar", name, width: 240_000, x: windows.map(hereAt), y: windows.map((at) => sums.get(at)[key]), marker: { color: colour } });
   const { series, bad } = coloursOf(theme);
-  return { data: [bar("ok", "ok", series[2]), bar("failed", "failures", bad)], layout: layoutOf(theme, "Executions in five minutes", { barmode: "stack", bargap: 0.15, xaxis: { type: "date", nticks: 6 } }), narrow: NARROW };
+  return { data: [bar("ok", "ok", series[2]), bar("failed", "failures", bad)], layout: layoutOf(theme, "Executions in five minutes", { barmode: "stack", bargap: 0.15, xaxis: timeAxis(windows, 300_000, 60 * 60_000) }), narrow: NARROW };
 }

@@ -56,7 +56,7 @@ export function executionsView({ navigate, route }) {
       if (error.name === "AbortError") throw error;
       const isNone = error.code === "TABLE_NOT_FOUND";
       table.hidden = true;
-      state.replaceChildren(isNone ? emptyState("The pipeline has not run yet.", "It fills this table from the log: himalia pipeline run --every 5s") : errorState(error, () => look()));
+      state.replaceChildren(isNone ? emptyState("The pipeline has not run yet.", "It fills this table from the log. 'himalia up' starts it with the server, and it takes half a minute; beside 'himalia serve' it is: himalia pipeline run --every 5s") : errorState(error, () => look()));
     }
   }
 

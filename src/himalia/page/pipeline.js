@@ -4,7 +4,7 @@ import { get, topicPath } from "./api.js";
 import { addressOf } from "./cell_view.js";
 import { errorCounts, executions, percentiles, throughput } from "./charts.js";
 import { emptyState, errorState, h, loading, setText } from "./elements.js";
-import { ago, bytes, clipped, count, duration, moment, shortId } from "./format.js";
+import { ago, bytes, clipped, count, duration, moment, plural, shortId } from "./format.js";
 import { PlotFrame } from "./frames.js";
 import { merged, percentile } from "./histogram.js";
 import { poll } from "./polling.js";
@@ -71,7 +71,7 @@ class PipelineView {
   async #look(signal) {
     try {
       const { tables } = await get("/tables", {}, signal);
-      if (!tables.length) return this.#say(emptyState("The pipeline has not run yet.", "It turns the log into tables. Start it beside the server: himalia pipeline run --every 5s"));
+      if (!tables.length) return this.#say(emptyState("The pipeline has not run yet.", "It turns the log into tables. 'himalia up' starts it with the server, and it takes half a minute; beside 'himalia serve' it is: himalia pipeline run --every 5s"));
       const rows = (name, params) => get(`/tables/${name}`, { limit: 2000, ...params }, signal).then((found) => found.rows, () => []);
       const { topics } = await get("/topics", {}, signal);
       const isTold = topics.some((topic) => topic.name === POSITIONS && topic.end > 0);
@@ -121,7 +121,7 @@ class PipelineView {
     const rows = Object.fromEntries(tables.map((table) => [table.name, table.rows ?? 0]));
     this.#tiles.messages.show(count(rows.messages ?? 0), "in the table messages");
     this.#tiles.runs.show(count(rows.executions ?? 0), "in the table executions");
-    this.#tiles.errors.show(count(errors.reduce((sum, error) => sum + error.count, 0)), `of ${count(errors.length)} kinds`);
+    this.#tiles.errors.show(count(errors.reduce((sum, error) => sum + error.count, 0)), `of ${plural(errors.length, "kind")}`);
   }
 }
 

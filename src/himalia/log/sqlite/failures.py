@@ -49,7 +49,8 @@ def full(path: Path) -> LogFull:
 
 def read_only(path: Path) -> LogReadOnly:
     return LogReadOnly(
-        f"the log cannot be written: make {path} and its directory writable for this user", path=str(path)
+        f"the log cannot be written: make {path} and its directory writable for this user, or name another --log",
+        path=str(path),
     )
 
 
