@@ -20,7 +20,7 @@ class Effort:
     roundtrips: int
     broker_requests: int
     connector_records: int
-    correlation_messages: int
+    correlation_messages: tuple[int, ...]
     pipeline_messages: tuple[int, ...]
     visible_warm_ups: int
     visible_samples: int
@@ -43,7 +43,7 @@ FULL = Effort(
     roundtrips=200,
     broker_requests=100_000,
     connector_records=500_000,
-    correlation_messages=100_000,
+    correlation_messages=(100_000, 500_000),
     pipeline_messages=(10_000, 100_000, 1_000_000),
     visible_warm_ups=10,
     visible_samples=40,
@@ -66,7 +66,7 @@ QUICK = Effort(
     roundtrips=30,
     broker_requests=10_000,
     connector_records=50_000,
-    correlation_messages=20_000,
+    correlation_messages=(5_000, 20_000),
     pipeline_messages=(2_000, 20_000),
     visible_warm_ups=2,
     visible_samples=5,

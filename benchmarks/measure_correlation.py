@@ -7,6 +7,7 @@ closed to whoever counts them. Spark's start and a first run of each, in which t
 import shutil
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -32,50 +33,69 @@ Run = Callable[[SparkSession, Path, Path], int]
 
 
 def measure(bench: Bench) -> list[Section]:
-    count = bench.effort.correlation_messages
+    sizes = bench.effort.correlation_messages
     section = Section(
         key="correlation",
-        title=f"Correlating {count:,} messages with their requests, on two cores",
-        columns=("by", "messages/s, median", "least – most", "s", "requests closed"),
+        title="Correlating kernel messages with their requests, on two cores",
+        columns=("messages", "by", "messages/s, median", "least – most", "s", "requests closed"),
     )
-    bench.expect(2 * (bench.effort.rounds + 1), "correlation")
-    ways: dict[str, Run] = {FOLD: _fold, STATEFUL: _stateful}
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    closed: dict[str, int] = {}
+    bench.expect(len(WAYS) * (len(sizes) * bench.effort.rounds + 1), "correlation")
     with TemporaryDirectory(dir=bench.directory) as directory, spark(Path(directory)) as session:
         session.conf.set("spark.sql.streaming.stateStore.providerClass", ROCKSDB)
         for setting, value in LARGE.items():
             session.conf.set(setting, value)
-        source = _written(Path(directory), count)
-        for number in range(bench.effort.rounds + 1):
-            for name, run in ways.items():
-                bench.say(
-                    f"correlation: {name}, {f'round {number}' if number else 'before the clock starts'}"
-                )
-                started_s = time.perf_counter()
-                closed[name] = run(session, source, Path(directory) / "scratch")
-                if number:
-                    seconds[name].append(time.perf_counter() - started_s)
-                bench.advance()
-    _fill(section, count, seconds, closed)
+        scratch = Path(directory) / "scratch"
+        for size in sizes:
+            source = _written(Path(directory), size)
+            if size == sizes[0]:
+                bench.say("correlation: before the clock starts")
+                _round(bench, session, source, scratch)
+            rounds = []
+            for number in range(1, bench.effort.rounds + 1):
+                bench.say(f"correlation: {size:,} messages, round {number} of {bench.effort.rounds}")
+                rounds.append(_round(bench, session, source, scratch))
+            _fill(section, size, rounds)
     return [section]
 
 
-def _fill(section: Section, count: int, seconds: dict[str, list[float]], closed: dict[str, int]) -> None:
-    rates = {name: [count / each for each in taken] for name, taken in seconds.items()}
+@dataclass(frozen=True)
+class Taken:
+    """What one way took for one pass, and how many requests it closed."""
+
+    seconds: float
+    closed: int
+
+
+def _round(bench: Bench, session: SparkSession, source: Path, scratch: Path) -> dict[str, Taken]:
+    """Each way once, one after the other."""
+    taken = {}
+    for name, run in WAYS.items():
+        started_s = time.perf_counter()
+        closed = run(session, source, scratch)
+        taken[name] = Taken(time.perf_counter() - started_s, closed)
+        bench.advance()
+    return taken
+
+
+def _fill(section: Section, size: int, rounds: list[dict[str, Taken]]) -> None:
+    rates = {name: [size / each[name].seconds for each in rounds] for name in WAYS}
     for name, measured in rates.items():
+        closed = {each[name].closed for each in rounds}
         section.rows.append(
             [
+                f"{size:,}",
                 name,
                 f"{median(measured):,.0f}",
                 spread(measured),
-                f"{median(seconds[name]):.1f}",
-                f"{closed[name]:,}",
+                f"{median(each[name].seconds for each in rounds):.1f}",
+                ", ".join(f"{each:,}" for each in sorted(closed)),
             ]
         )
+    if len({each.closed for one in rounds for each in one.values()}) > 1:
+        section.failures.append(f"{size:,} messages: they do not agree on how many requests closed")
     ratio = median(rates[FOLD]) / median(rates[STATEFUL])
-    section.targets.append(Target(f"rate, against {STATEFUL}", ratio, WANTED))
-    section.data.update(seconds)
+    section.targets.append(Target(f"rate at {size:,} messages, against {STATEFUL}", ratio, WANTED))
+    section.data[str(size)] = {name: [each[name].seconds for each in rounds] for name in WAYS}
 
 
 def _written(directory: Path, count: int) -> Path:
@@ -124,3 +144,6 @@ def _decoded(records: DataFrame) -> DataFrame:
 def _count(rows: DataFrame) -> int:
     """How many there are. Of a column, since rows that nobody looks at may not be made."""
     return int(rows.agg({"stdout": "count"}).collect()[0][0])
+
+
+WAYS: dict[str, Run] = {FOLD: _fold, STATEFUL: _stateful}

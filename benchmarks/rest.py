@@ -1,7 +1,6 @@
 """The few REST calls that prepare a server which speaks the seed's interface."""
 
 import json
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -12,7 +11,6 @@ from benchmarks.server_process import PeerFailed
 TIMEOUT_S = 60.0
 CALLERS = 16
 RECORDS_PER_CALL = 5_000
-SETTLED_S = 1.0
 
 
 def is_healthy(port: int) -> bool:
@@ -43,23 +41,6 @@ def _create_topics(port: int, names: Sequence[str]) -> None:
     with closing(HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)) as connection:
         for name in names:
             _post(connection, "/topics", "application/json", json.dumps({"name": name}).encode())
-
-
-def count_records(port: int, prefix: str) -> int:
-    """How many records the topics have that begin so."""
-    with closing(HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)) as connection:
-        connection.request("GET", "/topics")
-        topics = json.loads(connection.getresponse().read())["topics"]
-    return sum(topic["end"] - topic["first"] for topic in topics if topic["name"].startswith(prefix))
-
-
-def count_settled(port: int, prefix: str) -> int:
-    """``count_records``, when it no longer grows: a server that was started may still close what was left open."""
-    seen = -1
-    while (count := count_records(port, prefix)) != seen:
-        seen = count
-        time.sleep(SETTLED_S)
-    return count
 
 
 def fill_topic(port: int, name: str, records: int, payload_chars: int) -> None:

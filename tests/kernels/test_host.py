@@ -404,6 +404,24 @@ async def test_stop_only_lets_a_foreign_kernel_go(hosting: Hosting) -> None:
     assert events(await hosting.records(kernel.id), "gap")
 
 
+async def test_a_foreign_kernel_that_is_restarted_leaves_a_gap(hosting: Hosting) -> None:
+    """Whoever started it restarts it: what it said before it was heard again may be missing, and the topic says so.
+
+    From then on it is heard as before.
+    """
+    path, manager = await hosting.start_foreign()
+    await hosting.client(path)
+    host = await hosting.open()
+    kernel = await host.attach(str(path))
+    await manager.restart_kernel(now=True)
+    found = await until_recorded(hosting, kernel.id, lambda found: events(found, "gap"))
+    [gap] = events(found, "gap")
+    assert "count" not in gap and "restarted" in gap["reason"]
+    client = await hosting.client(path)
+    client.execute("print('again')")
+    await until_recorded(hosting, kernel.id, lambda found: "again" in printed(found))
+
+
 class Streams:
     """Counts what is printed, after the bridge was offered it."""
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import zmq
+from zmq.utils.monitor import parse_monitor_message
 
 from himalia.kernels.broker import IopubBroker
 from himalia.kernels.connection_file import ConnectionInfo
@@ -76,9 +77,19 @@ class Listener(Protocol):
 
 
 class Feed:
-    """One kernel's IOPub socket and who listens to it."""
+    """One kernel's IOPub socket and who listens to it.
 
-    def __init__(self, connection: ConnectionInfo, wire: Wire, listener: Listener) -> None:
+    ``on_break`` is called when the kernel is heard again after the connection broke, which it does too where somebody
+    restarts it. What was said meanwhile is lost.
+    """
+
+    def __init__(
+        self,
+        connection: ConnectionInfo,
+        wire: Wire,
+        listener: Listener,
+        on_break: Callable[[], None] | None = None,
+    ) -> None:
         self.connection = connection
         self.wire = wire
         self.listener = listener
@@ -86,6 +97,9 @@ class Feed:
         self.source: zmq.Socket[bytes] | None = None
         self.closed = threading.Event()
         self.is_flooding = False
+        self._on_break = on_break
+        self._monitor: zmq.Socket[bytes] | None = None
+        self._is_broken = False
         self._flood = Flood()
         self._complaint = Seldom()
 
@@ -99,11 +113,14 @@ class Feed:
         self.connection.secure(socket)
         # Before connecting, so that nothing published in between is missed.
         socket.subscribe(b"")
+        if self._on_break is not None:
+            self._monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
         socket.connect(self.name)
         self.source = socket
 
     def drain(self) -> bool:
         assert self.source is not None
+        self._look_for_breaks()
         receive, decode = self.source.recv_multipart, self.wire.decode
         messages: list[KernelMessage] = []
         faults: list[Fault] = []
@@ -131,13 +148,31 @@ class Feed:
         return more
 
     def periodic(self) -> bool:
+        self._look_for_breaks()
         self.listener.periodic()
         return False
 
     def close(self) -> None:
         if self.source is not None:
+            if self._monitor is not None:
+                self.source.disable_monitor()
+                self._monitor.close(linger=0)
+                self._monitor = None
             self.source.close()
             self.source = None
+
+    def _look_for_breaks(self) -> None:
+        """Told of when it is over: what comes next is behind the gap."""
+        while self._monitor is not None and self._on_break is not None:
+            try:
+                event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))["event"]
+            except zmq.Again:
+                return
+            if event == zmq.EVENT_DISCONNECTED:
+                self._is_broken = True
+            elif self._is_broken:
+                self._is_broken = False
+                self._on_break()
 
     def _is_flood(self, messages: Sequence[KernelMessage]) -> bool:
         now_s = time.monotonic()

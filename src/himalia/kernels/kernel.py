@@ -43,6 +43,7 @@ IDLE_WITHIN_S = 10.0
 STDIN_WITHIN_S = 2.0
 """How long to wait for the socket by which a kernel asks for input; one that has none runs without."""
 ASKED_MAX = 16
+NOT_HEARD = "the kernel could not be heard for a while: it was restarted, or the connection broke"
 
 
 class KernelState(StrEnum):
@@ -512,6 +513,10 @@ class Kernel:
         """In the IOPub thread: the spool gave up messages before they were read."""
         self._loop.call_soon_threadsafe(self._gap, count, SPOOL_WAS_FULL)
 
+    def broken(self) -> None:
+        """In the IOPub thread: nobody knows how much a foreign kernel said while it could not be heard."""
+        self._loop.call_soon_threadsafe(self._gap, None, NOT_HEARD)
+
     def _too_large(self, fault: Fault) -> None:
         self.bridge.put(
             event_draft(
@@ -527,9 +532,10 @@ class Kernel:
     def _missed(self, count: int) -> None:
         self._gap(count, "the log was too slow, and this kernel has no spool")
 
-    def _gap(self, count: int, reason: str) -> None:
-        logger.warning("%s: %d messages are missing: %s", self.topic, count, reason)
-        self.bridge.put(event_draft(self.id, KernelEvent.GAP, count=count, reason=reason))
+    def _gap(self, count: int | None, reason: str) -> None:
+        logger.warning("%s: %s messages are missing: %s", self.topic, count or "some", reason)
+        known: dict[str, Any] = {} if count is None else {"count": count}
+        self.bridge.put(event_draft(self.id, KernelEvent.GAP, **known, reason=reason))
 
     # What is asked of it
 

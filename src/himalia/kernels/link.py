@@ -41,6 +41,9 @@ class Owner(Protocol):
     def gap(self, count: int) -> None:
         """In the IOPub thread: so many messages are missing."""
 
+    def broken(self) -> None:
+        """In the IOPub thread: the connection broke, and is there again."""
+
 
 class Link:
     """Lives on the event loop; a restart of the kernel makes a new one.
@@ -60,7 +63,9 @@ class Link:
         self._intake: Intake | None = None
         self._feed: KernelFeed
         if process is None:
-            self._feed = Feed(connection, self._wire, BrokerListener(owner.broker, owner.faulty))
+            self._feed = Feed(
+                connection, self._wire, BrokerListener(owner.broker, owner.faulty), owner.broken
+            )
         else:
             self._intake = self._intake_of(owner, process)
             self._feed = SpoolFeed(self._intake, process.keeper_socket)
