@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
@@ -21,6 +22,7 @@ from tests.server.raw import until
 
 pytestmark = pytest.mark.slow
 
+KEY = "a-key-of-somebody-0123456789"
 NO_JAVA = {"JAVA_HOME": "/no/such/java"}
 PR_CAPBSET_DROP, CAP_DAC_OVERRIDE = 24, 1
 """Of Linux: linux/prctl.h, linux/capability.h."""
@@ -254,6 +256,22 @@ def test_a_home_that_cannot_be_written_and_a_log_elsewhere(home: Path) -> None:
     """Other programs would not find the server: it says what to set."""
     log = f"sqlite://{home.parent}/log.db"
     assert_sentence(up_in(home, "--log", log), 1, str(home), "HIMALIA_RUNTIME_DIR")
+
+
+def test_a_server_with_keys_needs_one_for_the_others(tmp_path: Path) -> None:
+    """Where keys are configured no token is made, so those beside the server have to be given one."""
+    keys = tmp_path / "keys.toml"
+    rights = "\n".join(f'{right} = [">"]' for right in ("subscribe", "publish", "manage", "execute"))
+    keys.write_text(f'[keys.admin]\nkey = "{KEY}"\n{rights}\n')
+    keys.chmod(0o600)
+    env = {"HIMALIA_KEYS_FILE": str(keys)}
+    log = f"sqlite://{tmp_path}/log.db"
+    assert_sentence(himalia("up", "--log", log, env=env), 1, "put a key into HIMALIA_TOKEN")
+    with (
+        Up(tmp_path, "--no-pipeline", "--demo", env={**env, "HIMALIA_TOKEN": KEY}) as up,
+        httpx.Client(base_url=up.url, headers={"X-API-Key": KEY}) as http,
+    ):
+        until(lambda: "orders" in {topic["name"] for topic in http.get("/topics").json()["topics"]})
 
 
 def test_the_lifeline(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import typer
 from himalia.cli.connecting import make_app
 from himalia.cli.quantities import parse_duration
 from himalia.cli.setting_flags import read_settings, with_flags
-from himalia.errors import HimaliaError
+from himalia.errors import ConfigurationError, HimaliaError
 from himalia.log import open_log, sqlite_path
 from himalia.runtime import page_address, running_servers
 from himalia.settings import Settings
@@ -53,6 +53,8 @@ def up(
     settings = read_settings(flags)
     settings = settings.model_copy(update={"warehouse": _warehouse(settings, flags)})
     _check_alone(settings.log)
+    if pipeline or demo:
+        _check_key(settings)
     from himalia.cli.ensemble import Ensemble
 
     given = {name: flags[name] for name in ("host", "port", "auth") if flags[name] is not None}
@@ -66,6 +68,16 @@ def _warehouse(settings: Settings, flags: dict[str, Any]) -> Path:
     if is_said or not settings.log.lower().startswith("sqlite:"):
         return settings.warehouse.expanduser().absolute()
     return sqlite_path(settings.log).parent / "warehouse"
+
+
+def _check_key(settings: Settings) -> None:
+    """Raises if the server makes no token of its own, and those beside it have no key either."""
+    if settings.auth and settings.keys_file is not None and not os.environ.get("HIMALIA_TOKEN"):
+        raise ConfigurationError(
+            f"with {settings.keys_file} the server makes no token: put a key into HIMALIA_TOKEN that may do what the "
+            "pipeline does (subscribe to all, publish and manage 'pipeline.>') and what the demo does (everything), "
+            "or start without them: --no-pipeline"
+        )
 
 
 def _check_alone(log: str) -> None:
