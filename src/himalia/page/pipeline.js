@@ -109,7 +109,7 @@ class PipelineView {
   #showLag(topics, told) {
     const behind = lagOf(topics, told?.message.payload?.positions ?? {});
     const total = behind.reduce((sum, { lag }) => sum + lag, 0);
-    const note = told ? "records" : "nobody has said how far it is";
+    const note = told ? (total === 1 ? "record" : "records") : "nobody has said how far it is";
     this.#tiles.lag.show(told ? count(total) : "–", note, total);
     this.#tiles.read.show(told ? ago(told.ts) : "–", told ? moment(told.ts) : "");
     const most = behind.filter(({ lag }) => lag > 0).sort((a, b) => b.lag - a.lag).slice(0, 5);
