@@ -11,6 +11,14 @@ import pytest
 from tests.serving import RunningServer, start_server
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _quick_java() -> Iterator[None]:
+    """Drivers of Spark that tests start live for seconds: to have their code compiled twice takes longer than that."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
+        yield
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Quick tests first: a mistake shows in seconds."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
