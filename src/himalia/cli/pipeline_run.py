@@ -97,10 +97,7 @@ def run_pipeline(
         summary = _run(
             pipeline, every_s, stopping, lambda: shown.say(f"{java}; Spark on {master}; tables in {path}")
         )
-    if summary is not None and json:
-        print_json(summary)
-    elif not json:
-        write_line(sentence(summary) if summary else STOPPED)
+    _tell(summary, json=json)
     stopping.finish()
 
 
@@ -120,6 +117,13 @@ def _run(
         if not stopping.is_asked:
             raise
     return summary
+
+
+def _tell(summary: Summary | None, *, json: bool) -> None:
+    if summary is not None and json:
+        print_json(summary)
+    elif not json:
+        write_line(sentence(summary) if summary else STOPPED)
 
 
 def _load() -> tuple[type[Pipeline], Callable[[], Java]]:
