@@ -17,23 +17,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from himalia.record import Draft, format_ts
+from himalia.spark.connector.columns import ARROW_SCHEMA
+from himalia.spark.pipeline.messages import COLUMNS
+from himalia.spark.pipeline.messages import messages as rows_of
 
 START_US = 1_790_000_000_000_000
 EPOCH = "0123456789abcdef"
 CHUNK = 50_000
-
-SCHEMA = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("offset", pa.int64()),
-        ("timestamp", pa.timestamp("us", tz="UTC")),
-        ("id", pa.string()),
-        ("headers", pa.map_(pa.string(), pa.string())),
-        ("value", pa.string()),
-        ("epoch", pa.string()),
-    ]
-)
-"""The columns of the connector, and the epoch: what ``himalia.spark.pipeline.messages`` takes."""
 
 
 class Message(NamedTuple):
@@ -65,22 +55,22 @@ def drafts_by_topic(messages: Iterable[Message]) -> dict[str, list[Draft]]:
 
 
 def write_parquet(path: Path, messages: Iterable[Message]) -> int:
-    """Write them as the connector would give them; returns their number."""
+    """Write them as rows of the table ``messages``; returns their number."""
     offsets: dict[str, int] = {}
     written = 0
     source = iter(messages)
-    with pq.ParquetWriter(path, SCHEMA, compression="zstd") as writer:
+    with pq.ParquetWriter(path, COLUMNS, compression="zstd") as writer:
         while chunk := list(islice(source, CHUNK)):
             numbers = []
             for message in chunk:
                 numbers.append(offsets.get(message.topic, 0))
                 offsets[message.topic] = numbers[-1] + 1
-            writer.write_table(_table(chunk, numbers))
+            writer.write_batch(rows_of(_records(chunk, numbers), EPOCH))
             written += len(chunk)
     return written
 
 
-def _table(chunk: list[Message], offsets: list[int]) -> Any:
+def _records(chunk: list[Message], offsets: list[int]) -> Any:
     columns = [
         pa.array([message.topic for message in chunk], pa.string()),
         pa.array(offsets, pa.int64()),
@@ -88,9 +78,8 @@ def _table(chunk: list[Message], offsets: list[int]) -> Any:
         pa.array([message.id for message in chunk], pa.string()),
         pa.array([list(message.headers.items()) for message in chunk], pa.map_(pa.string(), pa.string())),
         pa.array([message.payload for message in chunk], pa.string()),
-        pa.array([EPOCH] * len(chunk), pa.string()),
     ]
-    return pa.Table.from_arrays(columns, schema=SCHEMA)
+    return pa.RecordBatch.from_arrays(columns, schema=ARROW_SCHEMA)
 
 
 CODES = ("x = 1", "for i in range(10):\n    print(i)", "df.describe()", "model.fit(x, y)", "1 / 0", "plot(x)")

@@ -21,7 +21,6 @@ from benchmarks.section import Section, Target, spread
 from benchmarks.stateful_peer import executions as stateful_executions
 from himalia.spark.pipeline import executions, requests
 from himalia.spark.pipeline.iopub import iopub
-from himalia.spark.pipeline.messages import messages
 from himalia.spark.warehouse.batch import LARGE
 
 FOLD, STATEFUL = "Himalia's fold, Spark's expressions", "transformWithStateInPandas, RocksDB state"
@@ -107,12 +106,12 @@ def _written(directory: Path, count: int) -> Path:
 
 def _fold(session: SparkSession, source: Path, scratch: Path) -> int:
     shutil.rmtree(scratch, ignore_errors=True)
-    decoded = _decoded(session.read.parquet(str(source)))
+    decoded = iopub(session.read.parquet(str(source)))
     # The fold reads it several times: the pipeline writes it to its table ``iopub``.
     decoded.write.parquet(str(scratch))
     state = session.createDataFrame([], requests.STATE_SCHEMA)
     merged = requests.merged(state, session.read.schema(decoded.schema).parquet(str(scratch)))
-    return _count(executions.closed(merged).where("not is_foreign"))
+    return _count(executions.executions(merged).where("not is_running and not is_foreign"))
 
 
 def _stateful(session: SparkSession, source: Path, scratch: Path) -> int:
@@ -126,7 +125,7 @@ def _stateful(session: SparkSession, source: Path, scratch: Path) -> int:
         counted += _count(batch)
 
     query = (
-        stateful_executions(_decoded(stream))
+        stateful_executions(iopub(stream))
         .writeStream.outputMode("append")
         .option("checkpointLocation", str(scratch))
         .trigger(availableNow=True)
@@ -135,10 +134,6 @@ def _stateful(session: SparkSession, source: Path, scratch: Path) -> int:
     )
     query.awaitTermination()
     return counted
-
-
-def _decoded(records: DataFrame) -> DataFrame:
-    return iopub(messages(records))
 
 
 def _count(rows: DataFrame) -> int:

@@ -7,11 +7,12 @@ run, in which the JVM compiles what it will need.
 import os
 import random
 import shutil
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median, quantiles
@@ -36,13 +37,17 @@ EVERY_S = 1.0
 VISIBLE_WITHIN_S = 60.0
 NEIGHBOUR_RATE = 500
 NEIGHBOUR_SUBSCRIBERS = 10
+ALONE, READING = "alone", "while the pipeline reads"
+COUNTING = "while programs that never speak to it keep all cores busy, at the lowest priority"
+COUNT_MAX = 5_000_000_000
+"""So that they end by themselves in any case, after a minute or two."""
 SPARK_WITHIN_S = 120.0
 
 
 def measure(bench: Bench) -> Iterator[Section]:
     sizes = bench.effort.pipeline_messages
     bench.expect(
-        len(sizes) * bench.effort.rounds + 1 + bench.effort.visible_samples + 2 * bench.effort.rounds,
+        len(sizes) * bench.effort.rounds + 1 + bench.effort.visible_samples + 3 * bench.effort.rounds,
         "pipeline",
     )
     with TemporaryDirectory(dir=bench.directory) as scratch, spark(Path(scratch)):
@@ -244,7 +249,7 @@ def _neighbour(bench: Bench, directory: Path) -> Section:
         title=f"{NEIGHBOUR_RATE} publishes/s to {NEIGHBOUR_SUBSCRIBERS} subscribers, while the pipeline reads the log",
         columns=("", "p50 ms", "p99 ms", "max ms", "lost"),
     )
-    alone, beside = list[Outcome](), list[Outcome]()
+    found: dict[str, list[Outcome]] = {ALONE: [], COUNTING: [], READING: []}
     load = Load(
         mode="latency",
         subscribers=NEIGHBOUR_SUBSCRIBERS,
@@ -257,19 +262,33 @@ def _neighbour(bench: Bench, directory: Path) -> Section:
     with served(directory) as endpoint:
         for number in range(1, bench.effort.rounds + 1):
             bench.say(f"pipeline: its neighbour, round {number} of {bench.effort.rounds}")
-            alone.append(bench.generator.run(load, endpoint))
+            found[ALONE].append(bench.generator.run(load, endpoint))
             bench.advance()
-            beside.append(_beside(bench, load, endpoint, directory))
+            with _counting(os.cpu_count() or 1):
+                found[COUNTING].append(bench.generator.run(load, endpoint))
             bench.advance()
-    for name, runs in (("alone", alone), ("while the pipeline reads", beside)):
+            found[READING].append(_beside(bench, load, endpoint, directory))
+            bench.advance()
+    for name, runs in found.items():
         section.rows.append([name, *_latencies(runs)])
         section.failures += [f"{name}: {inexact}" for run in runs if (inexact := run.inexact())]
     for percentile in ("p50_ms", "p99_ms"):
-        ratio = median_of(beside, percentile) / median_of(alone, percentile)
+        ratio = median_of(found[READING], percentile) / median_of(found[ALONE], percentile)
         section.targets.append(
             Target(f"{percentile[:3]}, against alone", ratio, WANTED_NEIGHBOUR, at_most=True)
         )
     return section
+
+
+@contextmanager
+def _counting(processes: int) -> Iterator[None]:
+    """Programs that only count, at the lowest priority: what busy cores alone do to latency on this machine."""
+    command = ["nice", "-n", "19", sys.executable, "-c", f"for _ in range({COUNT_MAX}): pass"]
+    with ExitStack() as stack:
+        for _ in range(processes):
+            process = stack.enter_context(subprocess.Popen(command))
+            stack.callback(process.kill)
+        yield
 
 
 def _beside(bench: Bench, load: Load, endpoint: Endpoint, directory: Path) -> Outcome:

@@ -12,9 +12,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from himalia.spark.pipeline import executions, orphans, requests
 from himalia.spark.pipeline.iopub import iopub
-from himalia.spark.pipeline.messages import messages
 from himalia.spark.warehouse.batch import SMALL
-from tests.spark.traffic import Row, records
+from tests.spark.traffic import Row, stored
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -52,14 +51,15 @@ def fold(spark: SparkSession, batches: Iterable[Sequence[Row]]) -> Folded:
     """Fold batch after batch, the state of each going into the next."""
     folded = Folded(empty_state(spark))
     for batch in batches:
-        fold_batch(folded, iopub(messages(records(spark, batch))).localCheckpoint())
+        fold_batch(folded, iopub(stored(spark, batch)).localCheckpoint())
     return folded
 
 
 def fold_batch(folded: Folded, batch: DataFrame) -> None:
     merged = requests.merged(folded.state, batch).localCheckpoint()
-    folded.closed += dicts(executions.closed(merged))
-    folded.running = dicts(executions.running(merged))
+    rows = dicts(executions.executions(merged))
+    folded.closed += [row for row in rows if not row["is_running"]]
+    folded.running = [row for row in rows if row["is_running"]]
     folded.orphans += dicts(orphans.orphans(merged))
     folded.verdicts = [row.verdict for row in merged.select("verdict").collect()]
     folded.state = requests.carried(merged)

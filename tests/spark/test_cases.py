@@ -10,9 +10,8 @@ from pyspark.sql import SparkSession
 
 from himalia.spark.pipeline import output, requests
 from himalia.spark.pipeline.iopub import iopub
-from himalia.spark.pipeline.messages import messages
 from tests.spark.folding import Folded, fold, fold_batch, interpreted
-from tests.spark.traffic import Row, Teller, records
+from tests.spark.traffic import Row, Teller, stored
 
 AN_HOUR_S = 3600.0
 
@@ -129,7 +128,7 @@ def test_messages_out_of_order_are_all_counted(folded: Folded) -> None:
 
 def test_malformed_payloads_are_kept_and_marked(spark: SparkSession, rows: list[Row]) -> None:
     with interpreted(spark):
-        decoded = iopub(messages(records(spark, [row for row in rows if "malformed" in row.topic])))
+        decoded = iopub(stored(spark, [row for row in rows if "malformed" in row.topic]))
         found = {row.id: row.malformed for row in decoded.select("id", "malformed").collect()}
     assert [id for id, is_malformed in found.items() if is_malformed] == ["broken-0", "broken-1", "broken-2"]
     assert len(found) == 7
@@ -190,7 +189,7 @@ def test_100_mb_in_one_cell(spark: SparkSession) -> None:
         folded = Folded(spark.createDataFrame([], requests.STATE_SCHEMA))
         for start in range(0, len(teller.rows), PIECES_PER_BATCH):
             batch = teller.rows[start : start + PIECES_PER_BATCH]
-            fold_batch(folded, iopub(messages(records(spark, batch))).localCheckpoint())
+            fold_batch(folded, iopub(stored(spark, batch)).localCheckpoint())
             state = folded.state.toPandas()
             assert len(state) == 1 and len(repr(state.iloc[0].to_dict())) < 8 * output.WHOLE_BYTES
     [row] = folded.closed

@@ -14,10 +14,9 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from himalia.errors import ConnectionFailed, DataLost, InternalError, Unauthorized, WarehouseLocked
-from himalia.spark.connector.columns import READ_SCHEMA
 from himalia.spark.pipeline import errors, executions, kernel_health, orphans, topic_activity
 from himalia.spark.pipeline.iopub import iopub
-from himalia.spark.pipeline.messages import messages
+from himalia.spark.pipeline.messages import COLUMNS
 from himalia.spark.pipeline.requests import STATE_SCHEMA, carried, merged
 from himalia.spark.run import Pipeline, Progress
 from himalia.spark.warehouse import batch as batch_module
@@ -60,24 +59,23 @@ def columns_of(frame: DataFrame) -> dict[str, str]:
 
 def test_the_tables_have_the_columns_that_are_written(spark: SparkSession) -> None:
     """The columns are declared, so that a warehouse opens quickly; this keeps them true."""
-    stored = messages(no_rows(spark, schema_of(f"{READ_SCHEMA}, epoch string")))
+    stored = spark.createDataFrame(COLUMNS.empty_table())
     decoded = iopub(stored)
     state = no_rows(spark, schema_of(STATE_SCHEMA))
     requests = merged(state, decoded)
-    closed = executions.closed(requests)
+    rows = executions.executions(requests)
     written = {
         "messages": stored,
         "iopub": decoded,
-        "executions": closed,
+        "executions": rows,
         "orphans": orphans.orphans(requests),
         "topic_activity": topic_activity.partial(stored),
-        "kernel_health": kernel_health.partial(closed),
-        "errors": errors.partial(closed),
+        "kernel_health": kernel_health.partial(rows),
+        "errors": errors.partial(rows),
     }
     assert {name: columns_of(frame) for name, frame in written.items()} == {
         name: columns_of(no_rows(spark, schema_of(layout.columns))) for name, layout in TABLES.items()
     }
-    assert columns_of(executions.running(requests)) == columns_of(closed)
     assert columns_of(carried(requests)) == columns_of(state)
 
 

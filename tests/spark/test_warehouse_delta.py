@@ -12,6 +12,7 @@ import polars
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, QueryBuilder
+from pyarrow import parquet
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
@@ -94,7 +95,22 @@ def test_what_executors_wrote_is_there_after_the_commit(spark: SparkSession, tab
         "is_running=true/date=2026-11-16",
         "is_running=false/date=2026-11-17",
     }
-    assert not list((table.path / STAGING).iterdir())
+    assert not (table.path / STAGING).exists()
+
+
+def test_a_file_that_nobody_names_is_not_taken(table: Table) -> None:
+    """A task that failed half-way and was run again has left one."""
+
+    def write(directory: Path) -> list[Path]:
+        files = [directory / "is_running=false" / "date=2026-11-16" / f"part-{n}.parquet" for n in (1, 2)]
+        files[0].parent.mkdir(parents=True)
+        for number, file in enumerate(files):
+            parquet.write_table(rows(number).drop_columns(["is_running", "date"]), file)
+        return files[1:]
+
+    table.commit(1, table.stage_files(write, 1))
+    assert offsets(table) == [1]
+    assert len(list(table.path.rglob("*.parquet"))) == 1
 
 
 def test_what_the_driver_wrote_is_no_different(spark: SparkSession, table: Table) -> None:

@@ -13,11 +13,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from himalia.kernels.channels import channel_of
 from himalia.record import Record
+from himalia.spark.connector.columns import ARROW_SCHEMA
+from himalia.spark.pipeline.messages import COLUMNS, messages
 
-SCHEMA = """
-    topic string, offset bigint, timestamp timestamp, id string, headers map<string, string>, value string,
-    epoch string
-"""
 NOON_US = 1_800_000_000_000_000 - 1_800_000_000_000_000 % 86_400_000_000 + 43_200_000_000
 """Noon of some day, UTC: the time 0 of a ``Teller``."""
 
@@ -175,17 +173,25 @@ def rows_of(records: Iterable[Record], epoch: str) -> list[Row]:
     ]
 
 
-def records(spark: SparkSession, rows: Sequence[Row]) -> DataFrame:
-    """Rows as the DataFrame that the connector and the plan give."""
+def stored(spark: SparkSession, rows: Sequence[Row]) -> DataFrame:
+    """Rows of ``messages``, made of these as the pipeline makes them of what the server sends."""
     import pyarrow as pa
 
-    columns = {
-        "topic": pa.array([row.topic for row in rows], pa.string()),
-        "offset": pa.array([row.offset for row in rows], pa.int64()),
-        "timestamp": pa.array([row.us for row in rows], pa.int64()).cast(pa.timestamp("us", tz="UTC")),
-        "id": pa.array([row.id for row in rows], pa.string()),
-        "headers": pa.array([list(row.headers.items()) for row in rows], pa.map_(pa.string(), pa.string())),
-        "value": pa.array([row.value for row in rows], pa.string()),
-        "epoch": pa.array([row.epoch for row in rows], pa.string()),
-    }
-    return spark.createDataFrame(pa.table(columns))
+    epochs = sorted({row.epoch for row in rows})
+    batches = [messages(_batch([row for row in rows if row.epoch == epoch]), epoch) for epoch in epochs]
+    return spark.createDataFrame(pa.Table.from_batches(batches, COLUMNS))
+
+
+def _batch(rows: Sequence[Row]) -> Any:
+    """Rows as the connector gives them."""
+    import pyarrow as pa
+
+    columns = [
+        pa.array([row.topic for row in rows], pa.string()),
+        pa.array([row.offset for row in rows], pa.int64()),
+        pa.array([row.us for row in rows], pa.int64()).cast(pa.timestamp("us", tz="UTC")),
+        pa.array([row.id for row in rows], pa.string()),
+        pa.array([list(row.headers.items()) for row in rows], pa.map_(pa.string(), pa.string())),
+        pa.array([row.value for row in rows], pa.string()),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=ARROW_SCHEMA)

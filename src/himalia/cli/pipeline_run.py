@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 app = make_app()
 
-BATCH_RECORDS = 500_000
+BATCH_RECORDS = 1_000_000
 NICENESS = 10
 """The server beside it goes first: people wait for that, and a table may be a second later."""
 STOPPED = "stopped in the middle of a batch; the next run takes it up"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -16,6 +17,7 @@ from himalia.log.contract import Chunk, Log
 from himalia.protocol import encode
 from himalia.record import Record, format_ts, parse_ts
 from himalia.server.access import SECURITY, Caller, TheBroker
+from himalia.server.ahead import one_ahead
 from himalia.server.models import ErrorResponse, MessagesResponse
 from himalia.server.topics_api import ERRORS, NOT_FOUND, TopicName
 from himalia.server.trust import Right
@@ -30,7 +32,9 @@ ARROW = "application/vnd.apache.arrow.stream"
 JSON_LIMIT = 1000
 CHUNK_RECORDS = 5000
 CHUNK_BYTES = 1 << 20
-ARROW_BYTES = 2 << 20
+ARROW_BYTES = 4 << 20
+SENT_BYTES = 256 << 10
+"""What is sent of a long answer in one turn of the event loop: others publish and listen meanwhile."""
 
 router = APIRouter(responses=ERRORS, tags=["messages"])
 
@@ -177,15 +181,22 @@ def _as_arrow(log: Log, wanted: Range) -> AsyncIterator[bytes | memoryview]:
     from himalia.server.arrow import ArrowStream
 
     # Made before the answer begins, so that a missing library is an answer of its own.
-    return _batches(ArrowStream(), log, wanted)
+    return _in_turns(one_ahead(_batches(ArrowStream(), log, wanted)))
 
 
-async def _batches(stream: ArrowStream, log: Log, wanted: Range) -> AsyncIterator[bytes | memoryview]:
+async def _batches(stream: ArrowStream, log: Log, wanted: Range) -> AsyncGenerator[bytes | memoryview]:
     yield stream.head()
     async for columns in columns_in(log, wanted):
         # In a thread: it takes milliseconds, though little of that needs the interpreter.
         yield await asyncio.to_thread(stream.batch, wanted.topic, columns)
     yield stream.tail()
+
+
+async def _in_turns(pieces: AsyncGenerator[bytes | memoryview, None]) -> AsyncIterator[bytes | memoryview]:
+    async with aclosing(pieces):
+        async for piece in pieces:
+            for start in range(0, len(piece), SENT_BYTES):
+                yield piece[start : start + SENT_BYTES]
 
 
 Encoder = Callable[[Log, Range], AsyncIterator[bytes | memoryview] | AsyncIterator[bytes]]

@@ -50,7 +50,7 @@ __all__ = ["Pipeline", "Progress", "Summary"]
 
 logger = logging.getLogger("himalia.spark")
 
-BATCH_RECORDS = 500_000
+BATCH_RECORDS = 1_000_000
 BATCH_BYTES = 1024 * 1024 * 1024
 ATTEMPTS_MAX = 3
 AWAY_MAX_S = 120.0

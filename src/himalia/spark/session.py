@@ -33,9 +33,18 @@ DEFAULTS = {
     "spark.log.level": "ERROR",
     # A batch of the pipeline compiles more than a hundred classes, the default: each would be compiled for every batch.
     "spark.sql.codegen.cache.maxEntries": "2000",
-    # A batch is all throughput: nobody waits for a pause, and the parallel collector takes less of few cores.
-    "spark.driver.extraJavaOptions": (
-        f"-Dlog4j2.configurationFile={LOGGING} -XX:ReservedCodeCacheSize=512m -XX:+UseParallelGC"
+    "spark.driver.extraJavaOptions": " ".join(
+        (
+            f"-Dlog4j2.configurationFile={LOGGING}",
+            "-XX:ReservedCodeCacheSize=512m",
+            # A batch is all throughput: nobody waits for a pause, and the parallel collector takes less of few cores.
+            "-XX:+UseParallelGC",
+            # What plans a query runs often enough for the second compiler, which by default spends as long on it as
+            # it saves; what is done for each row comes to twenty times as many calls within its first seconds.
+            "-XX:Tier4InvocationThreshold=100000",
+            "-XX:Tier4MinInvocationThreshold=20000",
+            "-XX:Tier4CompileThreshold=200000",
+        )
     ),
 }
 

@@ -22,7 +22,7 @@ from himalia.record import Record
 
 T = TypeVar("T")
 
-ROWS_PER_QUERY = 4096
+ROWS_PER_QUERY = 8192
 LENGTH_MIN = 1 << 20
 """Room for the numbers of so many rows as text."""
 

@@ -30,7 +30,7 @@ WRITING = ("topic", "producer", "sequence", "valueFormat", "bytesPerPost")
 SPARKS_OWN = ("checkpointLocation", "queryName")
 """Spark tells them to every sink."""
 
-RECORDS_PER_PARTITION = 100_000
+RECORDS_PER_PARTITION = 50_000
 RETRY_S = 60.0
 BYTES_PER_POST = 16 << 20
 _EARLIEST, _LATEST = -2, -1

@@ -36,20 +36,12 @@ from himalia.spark.pipeline import output, requests
 from himalia.spark.pipeline.iopub import IOPUB_CHANNELS, kernel_of
 
 
-def closed(merged: DataFrame) -> DataFrame:
-    """The rows of the requests that closed in this batch."""
-    return _rows(merged.where(F.col("verdict") == requests.CLOSED))
-
-
-def running(merged: DataFrame) -> DataFrame:
-    """The rows of all requests that are open after this batch."""
-    return _rows(merged.where(F.col("verdict") == requests.RUNNING))
-
-
-def _rows(merged: DataFrame) -> DataFrame:
+def executions(merged: DataFrame) -> DataFrame:
+    """The rows of the requests that closed in this batch, and of all that are open after it."""
     queued, started, finished = "coalesce(sums.queued_us, sums.sent_us)", "sums.started_us", "life.closed_us"
     counts = [f"sums.{channel}_messages" for channel in IOPUB_CHANNELS]
-    return merged.selectExpr(
+    decided = merged.where(F.col("verdict").isin(requests.CLOSED, requests.RUNNING))
+    return decided.selectExpr(
         f"{kernel_of('topic')} as kernel_id",
         "topic",
         "epoch",

@@ -14,31 +14,73 @@ payload     the payload, as JSON text
 bytes       what the record counts for in limits and statistics: id, headers and payload
 date        the day of ``ts``, UTC; the table is partitioned by it
 =========== =========================================================================================
+
+Other tables are made of this one by Spark. This one is made of what the server sends, batch by batch and before Spark
+has it, so that the records, which are most of the warehouse, are copied and not taken apart.
 """
 
 from __future__ import annotations
 
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
+import json
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+COLUMNS = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("epoch", pa.string()),
+        ("offset", pa.int64()),
+        ("ts", pa.timestamp("us", tz="UTC")),
+        ("id", pa.string()),
+        ("publisher", pa.string()),
+        ("headers", pa.map_(pa.string(), pa.string())),
+        ("payload", pa.string()),
+        ("bytes", pa.int64()),
+        ("date", pa.date32()),
+    ]
+)
+_ESCAPED = r'["\\\x00-\x1f]'
 
 
-def messages(records: DataFrame) -> DataFrame:
-    """Rows of ``messages``, of records as the connector gives them, with the column ``epoch`` beside."""
-    return records.select(
-        "topic",
-        "epoch",
-        "offset",
-        F.col("timestamp").alias("ts"),
-        "id",
-        F.col("headers")["publisher"].alias("publisher"),
-        "headers",
-        F.col("value").alias("payload"),
-        _size_bytes().alias("bytes"),
-        F.to_date("timestamp").alias("date"),
-    )
+def messages(records: pa.RecordBatch, epoch: str) -> pa.RecordBatch:
+    """Rows of ``messages``, of records of one topic as the connector gives them."""
+    given = dict(zip(records.schema.names, records.columns, strict=True))
+    columns = {
+        "topic": given["topic"],
+        "epoch": pa.repeat(pa.scalar(epoch), records.num_rows),
+        "offset": given["offset"],
+        "ts": given["timestamp"],
+        "id": given["id"],
+        "publisher": pc.map_lookup(given["headers"], pa.scalar("publisher"), "first"),
+        "headers": given["headers"],
+        "payload": given["value"],
+        "bytes": _size_bytes(given["id"], given["headers"], given["value"]),
+        "date": given["timestamp"].cast(pa.date32()),
+    }
+    return pa.RecordBatch.from_arrays([columns[name] for name in COLUMNS.names], schema=COLUMNS)
 
 
-def _size_bytes() -> Column:
+def _size_bytes(ids: pa.Array, headers: pa.MapArray, payloads: pa.Array) -> pa.Array:
     """As ``himalia.record.size_bytes`` counts; the headers as they are when written without spaces."""
-    headers = F.octet_length(F.to_json("headers"))
-    return (F.char_length("id") + headers + F.octet_length("value")).cast("bigint")
+    # Each with its quotes, a colon and a comma; the last of a record has no comma, but there are braces.
+    each = pc.add(pc.add(_json_bytes(headers.keys), _json_bytes(headers.items)), len('"":"",'))
+    upto = pa.concat_arrays([pa.array([0], pa.int64()), pc.cumulative_sum(each)])
+    ends = upto.take(headers.offsets)
+    of_headers = pc.subtract(ends[1:], ends[:-1])
+    braces = pc.if_else(pc.equal(of_headers, 0), len("{}"), len("{}") - len(","))
+    texts = pc.add(pc.utf8_length(ids), pc.binary_length(payloads))
+    return pc.add(pc.add(of_headers, braces), texts.cast(pa.int64())).cast(pa.int64())
+
+
+def _json_bytes(texts: pa.Array) -> pa.Array:
+    """What each text takes in JSON, between its quotes."""
+    sizes = pc.binary_length(texts).cast(pa.int64())
+    is_escaped = pc.match_substring_regex(texts, _ESCAPED)
+    if not is_escaped.true_count:
+        return sizes
+    escaped = [
+        len(json.dumps(text, ensure_ascii=False).encode()) - len('""')
+        for text in texts.filter(is_escaped).to_pylist()
+    ]
+    return pc.replace_with_mask(sizes, is_escaped, pa.array(escaped, pa.int64()))

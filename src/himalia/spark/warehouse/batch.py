@@ -11,11 +11,11 @@ Whenever a run is killed, the next one goes on with the same batch and comes to 
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, wait
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -26,10 +26,11 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from himalia.spark.connector.connection import Address
+from himalia.spark.connector.ranges import grouped
 from himalia.spark.pipeline import errors, executions, kernel_health, orphans, topic_activity
 from himalia.spark.pipeline.iopub import TOPICS, iopub
-from himalia.spark.pipeline.messages import messages
 from himalia.spark.pipeline.requests import carried, merged
+from himalia.spark.warehouse.copying import Copying
 from himalia.spark.warehouse.delta import Filters, Staged, Table
 from himalia.spark.warehouse.feedback import Feedback, changed
 from himalia.spark.warehouse.plan import Plan
@@ -47,14 +48,18 @@ SMALL = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
-"""Few records are sooner done in one piece, by a plan that is not thought over while it runs, and by expressions that
-are interpreted: to compile them takes longer than the records do."""
+"""Few records are sooner done in one piece, and by expressions that are interpreted: to compile them takes longer than
+the records do. Neither few nor many are planned anew while they run: all is known that could be found out then, and at
+every shuffle the cores would wait for it."""
 LARGE = {
-    "spark.sql.adaptive.enabled": "true",
-    "spark.sql.shuffle.partitions": "16",
+    "spark.sql.adaptive.enabled": "false",
     "spark.sql.codegen.wholeStage": "true",
     "spark.sql.codegen.factoryMode": "FALLBACK",
 }
+TASKS_PER_CORE = 2
+"""So that no core is idle for long while another has its last task."""
+SHUFFLED_BYTES = 64 * 1024 * 1024
+"""What a task of the fold should have to sort, so that it does so in memory."""
 RUNNING: Filters = [("is_running", "=", "true")]
 
 
@@ -128,11 +133,11 @@ class Batch:
         self._on_stage("messages")
         stored = self._stored(address, fails_on_data_loss=fails_on_data_loss)
         self._on_stage("tables")
+        is_of_kernels = any(each.topic.startswith(TOPICS) for each in self._plan.ranges)
+        decoded = self._decoded(stored) if is_of_kernels else None
+        # Only now: it is done in the time in which the fold is thought out, which leaves the cores idle.
         with _all_of([self._pool.submit(self._merge, ACTIVITY, stored)]) as [activity]:
-            if any(each.topic.startswith(TOPICS) for each in self._plan.ranges):
-                health, failures, state = self._fold(stored)
-            else:
-                health, failures, state = None, None, None
+            health, failures, state = self._fold(decoded) if decoded is not None else (None, None, None)
         self._on_stage("feedback")
         self._publish(activity.result(), health, failures)
         if state is not None:
@@ -140,7 +145,10 @@ class Batch:
             self._warehouse.requests.commit(self._number, state, replacing_all=True)
 
     def _fit_session(self) -> None:
-        for name, value in (SMALL if self._is_small else LARGE).items():
+        tasks = TASKS_PER_CORE * self._spark.sparkContext.defaultParallelism
+        shuffled = {"spark.sql.shuffle.partitions": str(max(tasks, -(-self._plan.bytes // SHUFFLED_BYTES)))}
+        read = {"spark.sql.files.minPartitionNum": str(tasks)}
+        for name, value in (SMALL if self._is_small else LARGE | shuffled | read).items():
             self._spark.conf.set(name, value)
 
     def _has(self, table: Table) -> bool:
@@ -153,29 +161,26 @@ class Batch:
         table = self._warehouse["messages"]
         if self._has(table):
             return self._within_plan(table.rows(self._spark, table.files_of(self._number)))
-        records = self._records(address, fails_on_data_loss=fails_on_data_loss)
-        staged = self._staged(table, messages(records))
+        staged = table.stage_files(
+            lambda directory: self._copied(address, directory, fails_on_data_loss=fails_on_data_loss),
+            self._number,
+        )
         table.commit(self._number, staged, metadata={"plan": self._plan.to_json()})
         self._written.tables["messages"] = staged.rows
         self._written.lost = self._plan.records - staged.rows
         return self._rows_of(table, staged.files)
 
-    def _records(self, address: Address, *, fails_on_data_loss: bool) -> DataFrame:
-        """The planned records, from the log, with their epochs."""
-        ranges = self._plan.ranges
-        options = {
-            "url": address.url,
-            "token": address.token or "",
-            "subscribe": ",".join(each.topic for each in ranges),
-            "startingOffsets": _places((each.topic, each.epoch, each.start) for each in ranges),
-            "endingOffsets": _places((each.topic, each.epoch, each.stop) for each in ranges),
-            "recordsPerPartition": str(RECORDS_PER_TASK),
-            "minPartitions": str(1 if self._is_small else self._spark.sparkContext.defaultParallelism),
-            "failOnDataLoss": str(fails_on_data_loss).lower(),
-        }
-        records = self._spark.read.format("himalia").options(**options).load()
-        epochs = self._ranges().select("topic", "epoch")
-        return records.join(F.broadcast(epochs), "topic")
+    def _copied(self, address: Address, directory: Path, *, fails_on_data_loss: bool) -> list[Path]:
+        """The planned records, from the log, in files."""
+        context = self._spark.sparkContext
+        groups = grouped(
+            self._plan.ranges,
+            records_max=RECORDS_PER_TASK,
+            groups_min=1 if self._is_small else context.defaultParallelism,
+        )
+        work = [Copying(address, group, directory, fails_on_data_loss) for group in groups]
+        written = context.parallelize(work, len(work)).flatMap(Copying.run).collect()
+        return [directory / name for name in written]
 
     def _within_plan(self, rows: DataFrame) -> DataFrame:
         """The rows that the plan names. Files that were written again since may hold others."""
@@ -189,9 +194,8 @@ class Batch:
 
     # The requests
 
-    def _fold(self, stored: DataFrame) -> tuple[Change | None, Change | None, Staged]:
+    def _fold(self, decoded: DataFrame) -> tuple[Change | None, Change | None, Staged]:
         """Fold the batch into the requests that are open, and write what comes of it."""
-        decoded = self._decoded(stored)
         state = self._warehouse.requests
         before = state.files()
         requests = merged(state.rows(self._spark, before), decoded).persist()
@@ -223,10 +227,10 @@ class Batch:
     def _write_executions(self, requests: DataFrame, before: Iterable[str]) -> DataFrame | None:
         """Returns the closed ones: read back, if they were just written, and not worked out again. None: no one."""
         table = self._warehouse["executions"]
-        closed = executions.closed(requests)
+        rows = executions.executions(requests)
         if self._has(table):
-            return closed
-        staged = self._staged(table, closed.unionByName(executions.running(requests)), before)
+            return rows.where("not is_running")
+        staged = self._staged(table, rows, before)
         table.commit(self._number, staged, replacing=RUNNING)
         self._written.tables["executions"] = staged.rows
         files = [file for file in staged.files if "is_running=true" not in file.path]
@@ -247,24 +251,20 @@ class Batch:
         table = self._warehouse[kind.name]
         if source is None or (self._has(table) and self._feedback is None):
             return None
-        partial = kind.partial(source).persist()
-        try:
-            touched = partial.select(*kind.keys, "hour").toArrow()
-            if not touched.num_rows:
-                return None
-            hours: Filters = [("hour", "in", touched["hour"].unique().to_pylist())]
-            if not self._has(table):
-                existing = table.files(hours)
-                rows = kind.merged(table.rows(self._spark, existing), partial)
-                staged = self._staged(table, rows, existing)
-                table.commit(self._number, staged, replacing=hours)
-                self._written.tables[kind.name] = staged.rows
-        finally:
-            partial.unpersist()
+        partial = kind.partial(source).toArrow()
+        if not partial.num_rows:
+            return None
+        hours: Filters = [("hour", "in", partial["hour"].unique().to_pylist())]
+        if not self._has(table):
+            existing = table.files(hours)
+            rows = kind.merged(table.rows(self._spark, existing), self._spark.createDataFrame(partial))
+            staged = self._staged(table, rows, existing, are_few=partial.num_rows <= SMALL_RECORDS)
+            table.commit(self._number, staged, replacing=hours)
+            self._written.tables[kind.name] = staged.rows
         if self._feedback is None:
             return None
         now = pa.concat_tables(parquet.read_table(file) for file in sorted(table.files(hours)))
-        return Change(kind.name, changed(now, touched.select(list(kind.keys))))
+        return Change(kind.name, changed(now, partial.select(list(kind.keys))))
 
     def _publish(self, *changes: Change | None) -> None:
         for change in changes:
@@ -273,10 +273,12 @@ class Batch:
 
     # Files
 
-    def _staged(self, table: Table, rows: DataFrame, beside: Iterable[str] = ()) -> Staged:
+    def _staged(
+        self, table: Table, rows: DataFrame, beside: Iterable[str] = (), *, are_few: bool = False
+    ) -> Staged:
         """The rows, in files. ``beside`` are the files of what the batch's own rows were merged with."""
         fitted = table.fitted(rows)
-        if self._is_small and table.bytes_of(beside) <= SMALL_BYTES:
+        if (self._is_small or are_few) and table.bytes_of(beside) <= SMALL_BYTES:
             return table.stage_few(fitted.toArrow(), self._number)
         return table.stage(fitted, self._number)
 
@@ -291,7 +293,3 @@ def _all_of(work: list[Future[Any]]) -> Iterator[list[Future[Any]]]:
         yield work
     finally:
         wait(work)
-
-
-def _places(given: Iterable[tuple[str, str, int]]) -> str:
-    return json.dumps({topic: {"offset": offset, "epoch": epoch} for topic, epoch, offset in given})

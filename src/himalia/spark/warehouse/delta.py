@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from pyarrow import parquet
 from himalia.errors import ConfigurationError
 from himalia.record import now_us
 from himalia.spark.warehouse.statistics import statistics_of
+from himalia.spark.warehouse.writing import COMPRESSION
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 APPLICATION = "himalia-pipeline"
 STAGING = "_staging"
-COMPRESSION = "zstd"
 CONFIGURATION = {
     # At a batch a second a reader has to replay the commits of the last two minutes at most.
     "delta.checkpointInterval": "100",
@@ -106,15 +106,24 @@ class Table:
 
     def stage(self, rows: DataFrame, batch: int) -> Staged:
         """Have executors write the rows; ``commit`` makes them part of the table."""
+
+        def write(directory: Path) -> Iterable[Path]:
+            rows.write.option("compression", COMPRESSION).partitionBy(*self.partition_by).parquet(
+                str(directory)
+            )
+            return filter(_has_rows, directory.rglob("part-*.parquet"))
+
+        return self.stage_files(write, batch)
+
+    def stage_files(self, write: Callable[[Path], Iterable[Path]], batch: int) -> Staged:
+        """Have ``write`` write files into a directory, partitioned as the table is. Those it names are taken."""
         attempt = _attempt(batch)
         directory = self.path / STAGING / attempt
-        rows.write.option("compression", COMPRESSION).partitionBy(*self.partition_by).parquet(str(directory))
-        written = [file for file in directory.rglob("part-*.parquet") if _has_rows(file)]
         staged = self._staged(
             self._moved(file, file.parent.relative_to(directory), f"{attempt}-{number:04d}.parquet")
-            for number, file in enumerate(sorted(written))
+            for number, file in enumerate(sorted(write(directory)))
         )
-        shutil.rmtree(directory, ignore_errors=True)
+        shutil.rmtree(self.path / STAGING, ignore_errors=True)
         return staged
 
     def stage_few(self, rows: pa.Table, batch: int) -> Staged:

@@ -1,0 +1,87 @@
+"""Rows of ``messages``, made of what the server sends. No Spark is needed for it."""
+
+from __future__ import annotations
+
+import json
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyarrow import parquet
+
+from himalia.record import size_bytes
+from himalia.spark.connector.columns import ARROW_SCHEMA
+from himalia.spark.pipeline.messages import COLUMNS, messages
+from himalia.spark.warehouse import writing
+from himalia.spark.warehouse.writing import DailyFiles
+
+DAY_US = 86_400_000_000
+TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=12)
+
+
+def batch(records: list[dict[str, Any]]) -> pa.RecordBatch:
+    """Records as the connector gives them."""
+    columns = [
+        ["kernels.k"] * len(records),
+        range(len(records)),
+        [record.get("us", 0) for record in records],
+        [record.get("id", "id") for record in records],
+        [list(record.get("headers", {}).items()) for record in records],
+        [record.get("value", "{}") for record in records],
+    ]
+    arrays = [pa.array(column, kind) for column, kind in zip(columns, ARROW_SCHEMA.types, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=ARROW_SCHEMA)
+
+
+@given(st.lists(st.fixed_dictionaries({"id": TEXT, "headers": st.dictionaries(TEXT, TEXT), "value": TEXT})))
+def test_a_record_counts_for_as_many_bytes_as_in_the_log(records: list[dict[str, Any]]) -> None:
+    expected = [
+        size_bytes(
+            record["id"],
+            json.dumps(record["headers"], separators=(",", ":"), ensure_ascii=False).encode(),
+            record["value"].encode(),
+        )
+        for record in records
+    ]
+    assert messages(batch(records), "e").column("bytes").to_pylist() == expected
+
+
+def test_of_a_part_of_a_batch() -> None:
+    """What was asked for may be a slice of what came; its columns then begin in the middle of theirs."""
+    records = [{"id": f"id-{n}", "headers": {"publisher": "p" * n, "n": str(n)}} for n in range(9)]
+    whole = messages(batch(records), "e").to_pylist()
+    assert messages(batch(records).slice(4, 3), "e").to_pylist() == whole[4:7]
+
+
+def test_the_columns() -> None:
+    record = {"us": DAY_US + 1, "id": "a", "headers": {"publisher": "alice", "x": "y"}, "value": "[1]"}
+    [row] = messages(batch([record]), "e").to_pylist()
+    assert (row["topic"], row["epoch"], row["offset"], row["id"]) == ("kernels.k", "e", 0, "a")
+    assert (row["publisher"], row["payload"], row["date"]) == ("alice", "[1]", date(1970, 1, 2))
+    assert dict(row["headers"]) == record["headers"]
+    [other] = messages(batch([{}]), "e").to_pylist()
+    assert other["publisher"] is None
+
+
+@pytest.mark.parametrize("group_bytes", [1, 1 << 20])
+def test_each_day_has_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group_bytes: int) -> None:
+    """However the rows come, and whether they are written at once or gathered before."""
+    monkeypatch.setattr(writing, "GROUP_BYTES", group_bytes)
+    rows = messages(batch([{"us": n * DAY_US // 3, "id": str(n)} for n in range(10)]), "e")
+    with DailyFiles(tmp_path, COLUMNS, ["topic"]) as files:
+        for start in range(0, 10, 2):
+            files.write(rows.slice(start, 2))
+    assert [Path(name).parent.name for name in files.names] == [f"date=1970-01-0{n}" for n in range(1, 5)]
+    written = pa.concat_tables(parquet.ParquetFile(tmp_path / name).read() for name in files.names)
+    assert written.to_pylist() == rows.drop_columns(["date"]).to_pylist()
+
+
+def test_a_file_of_a_task_that_fails_is_named_by_nobody(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="gone"), DailyFiles(tmp_path, COLUMNS, []) as files:  # noqa: PT012
+        files.write(messages(batch([{}]), "e"))
+        raise OSError("gone")
+    assert files.names == []
