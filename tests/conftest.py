@@ -10,12 +10,19 @@ import pytest
 
 from tests.serving import RunningServer, start_server
 
+ARCHIVE = Path(__file__).parents[1] / ".venv" / "spark.jsa"
+"""What ``tests.spark.archive`` writes."""
+
 
 @pytest.fixture(autouse=True, scope="session")
 def _quick_java() -> Iterator[None]:
     """Drivers of Spark that tests start live for seconds: to have their code compiled twice takes longer than that."""
+    options = "-XX:TieredStopAtLevel=1"
+    if ARCHIVE.exists() and " " not in str(ARCHIVE):
+        # Not a word if it is another Java's: it is not used then.
+        options += f" -Xlog:disable -XX:SharedArchiveFile={ARCHIVE}"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
+        patch.setenv("SPARK_SUBMIT_OPTS", options)
         yield
 
 
