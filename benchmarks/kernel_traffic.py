@@ -18,8 +18,7 @@ import pyarrow.parquet as pq
 
 from himalia.record import Draft, format_ts
 from himalia.spark.connector.columns import ARROW_SCHEMA
-from himalia.spark.pipeline.messages import COLUMNS
-from himalia.spark.pipeline.messages import messages as rows_of
+from himalia.spark.pipeline.messages import COLUMNS, rows_of
 
 START_US = 1_790_000_000_000_000
 EPOCH = "0123456789abcdef"
@@ -65,7 +64,7 @@ def write_parquet(path: Path, messages: Iterable[Message]) -> int:
             for message in chunk:
                 numbers.append(offsets.get(message.topic, 0))
                 offsets[message.topic] = numbers[-1] + 1
-            writer.write_batch(rows_of(_records(chunk, numbers), EPOCH))
+            writer.write_batch(rows_of(_records(chunk, numbers), pa.repeat(EPOCH, len(chunk))))
             written += len(chunk)
     return written
 

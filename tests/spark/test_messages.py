@@ -1,4 +1,4 @@
-"""Rows of ``messages``, made of what the server sends. No Spark is needed for it."""
+"""Rows of ``messages``, made of what the server sends."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 from himalia.record import size_bytes
 from himalia.spark.connector.columns import ARROW_SCHEMA
-from himalia.spark.pipeline.messages import COLUMNS, messages
+from himalia.spark.pipeline.messages import COLUMNS, messages, rows_of
 from himalia.spark.warehouse import writing
 from himalia.spark.warehouse.writing import DailyFiles
 
@@ -37,6 +39,10 @@ def batch(records: list[dict[str, Any]]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=ARROW_SCHEMA)
 
 
+def made(records: pa.RecordBatch) -> pa.RecordBatch:
+    return rows_of(records, pa.repeat("e", records.num_rows))
+
+
 @given(st.lists(st.fixed_dictionaries({"id": TEXT, "headers": st.dictionaries(TEXT, TEXT), "value": TEXT})))
 def test_a_record_counts_for_as_many_bytes_as_in_the_log(records: list[dict[str, Any]]) -> None:
     expected = [
@@ -47,31 +53,39 @@ def test_a_record_counts_for_as_many_bytes_as_in_the_log(records: list[dict[str,
         )
         for record in records
     ]
-    assert messages(batch(records), "e").column("bytes").to_pylist() == expected
+    assert made(batch(records)).column("bytes").to_pylist() == expected
 
 
 def test_of_a_part_of_a_batch() -> None:
     """What was asked for may be a slice of what came; its columns then begin in the middle of theirs."""
     records = [{"id": f"id-{n}", "headers": {"publisher": "p" * n, "n": str(n)}} for n in range(9)]
-    whole = messages(batch(records), "e").to_pylist()
-    assert messages(batch(records).slice(4, 3), "e").to_pylist() == whole[4:7]
+    whole = made(batch(records)).to_pylist()
+    assert made(batch(records).slice(4, 3)).to_pylist() == whole[4:7]
 
 
 def test_the_columns() -> None:
     record = {"us": DAY_US + 1, "id": "a", "headers": {"publisher": "alice", "x": "y"}, "value": "[1]"}
-    [row] = messages(batch([record]), "e").to_pylist()
+    [row] = made(batch([record])).to_pylist()
     assert (row["topic"], row["epoch"], row["offset"], row["id"]) == ("kernels.k", "e", 0, "a")
     assert (row["publisher"], row["payload"], row["date"]) == ("alice", "[1]", date(1970, 1, 2))
     assert dict(row["headers"]) == record["headers"]
-    [other] = messages(batch([{}]), "e").to_pylist()
+    [other] = made(batch([{}])).to_pylist()
     assert other["publisher"] is None
+
+
+def test_of_a_dataframe(spark: SparkSession) -> None:
+    """Records from anywhere, by the same rules."""
+    records = batch([{"id": str(n), "headers": {"publisher": f"p{n}"}} for n in range(5)])
+    frame = spark.createDataFrame(pa.Table.from_batches([records]))
+    found = messages(frame.withColumn("epoch", F.lit("e"))).orderBy("offset").toArrow()
+    assert found.to_pylist() == made(records).to_pylist()
 
 
 @pytest.mark.parametrize("group_bytes", [1, 1 << 20])
 def test_each_day_has_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group_bytes: int) -> None:
     """However the rows come, and whether they are written at once or gathered before."""
     monkeypatch.setattr(writing, "GROUP_BYTES", group_bytes)
-    rows = messages(batch([{"us": n * DAY_US // 3, "id": str(n)} for n in range(10)]), "e")
+    rows = made(batch([{"us": n * DAY_US // 3, "id": str(n)} for n in range(10)]))
     with DailyFiles(tmp_path, COLUMNS, ["topic"]) as files:
         for start in range(0, 10, 2):
             files.write(rows.slice(start, 2))
@@ -82,6 +96,6 @@ def test_each_day_has_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gr
 
 def test_a_file_of_a_task_that_fails_is_named_by_nobody(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="gone"), DailyFiles(tmp_path, COLUMNS, []) as files:  # noqa: PT012
-        files.write(messages(batch([{}]), "e"))
+        files.write(made(batch([{}])))
         raise OSError("gone")
     assert files.names == []

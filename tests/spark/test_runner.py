@@ -14,9 +14,10 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from himalia.errors import ConnectionFailed, DataLost, InternalError, Unauthorized, WarehouseLocked
+from himalia.spark.connector.columns import READ_SCHEMA
 from himalia.spark.pipeline import errors, executions, kernel_health, orphans, topic_activity
 from himalia.spark.pipeline.iopub import iopub
-from himalia.spark.pipeline.messages import COLUMNS
+from himalia.spark.pipeline.messages import messages
 from himalia.spark.pipeline.requests import STATE_SCHEMA, carried, merged
 from himalia.spark.run import Pipeline, Progress
 from himalia.spark.warehouse import batch as batch_module
@@ -59,7 +60,7 @@ def columns_of(frame: DataFrame) -> dict[str, str]:
 
 def test_the_tables_have_the_columns_that_are_written(spark: SparkSession) -> None:
     """The columns are declared, so that a warehouse opens quickly; this keeps them true."""
-    stored = spark.createDataFrame(COLUMNS.empty_table())
+    stored = messages(no_rows(spark, schema_of(f"{READ_SCHEMA}, epoch string")))
     decoded = iopub(stored)
     state = no_rows(spark, schema_of(STATE_SCHEMA))
     requests = merged(state, decoded)

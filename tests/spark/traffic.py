@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from himalia.kernels.channels import channel_of
 from himalia.record import Record
 from himalia.spark.connector.columns import ARROW_SCHEMA
-from himalia.spark.pipeline.messages import COLUMNS, messages
+from himalia.spark.pipeline import messages
 
 NOON_US = 1_800_000_000_000_000 - 1_800_000_000_000_000 % 86_400_000_000 + 43_200_000_000
 """Noon of some day, UTC: the time 0 of a ``Teller``."""
@@ -177,9 +177,8 @@ def stored(spark: SparkSession, rows: Sequence[Row]) -> DataFrame:
     """Rows of ``messages``, made of these as the pipeline makes them of what the server sends."""
     import pyarrow as pa
 
-    epochs = sorted({row.epoch for row in rows})
-    batches = [messages(_batch([row for row in rows if row.epoch == epoch]), epoch) for epoch in epochs]
-    return spark.createDataFrame(pa.Table.from_batches(batches, COLUMNS))
+    epochs = pa.array([row.epoch for row in rows], pa.string())
+    return spark.createDataFrame(pa.Table.from_batches([messages.rows_of(_batch(rows), epochs)]))
 
 
 def _batch(rows: Sequence[Row]) -> Any:

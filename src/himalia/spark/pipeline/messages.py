@@ -15,16 +15,20 @@ bytes       what the record counts for in limits and statistics: id, headers and
 date        the day of ``ts``, UTC; the table is partitioned by it
 =========== =========================================================================================
 
-Other tables are made of this one by Spark. This one is made of what the server sends, batch by batch and before Spark
-has it, so that the records, which are most of the warehouse, are copied and not taken apart.
+Other tables are made of this one by Spark's expressions. This one is made of Arrow's batches, as the server sends them:
+the pipeline does so where they arrive, before Spark has them, so that what is most of a warehouse is copied and not
+taken apart (``warehouse/copying.py``).
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import DataFrame
+from pyspark.sql.pandas.types import from_arrow_schema
 
 COLUMNS = pa.schema(
     [
@@ -43,12 +47,22 @@ COLUMNS = pa.schema(
 _ESCAPED = r'["\\\x00-\x1f]'
 
 
-def messages(records: pa.RecordBatch, epoch: str) -> pa.RecordBatch:
-    """Rows of ``messages``, of records of one topic as the connector gives them."""
+def messages(records: DataFrame) -> DataFrame:
+    """Rows of ``messages``, of records as the connector gives them, with the column ``epoch`` beside."""
+    return records.mapInArrow(_batches, from_arrow_schema(COLUMNS))
+
+
+def _batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        yield rows_of(batch, batch.column("epoch"))
+
+
+def rows_of(records: pa.RecordBatch, epochs: pa.Array) -> pa.RecordBatch:
+    """The same, of one of Arrow's batches."""
     given = dict(zip(records.schema.names, records.columns, strict=True))
     columns = {
         "topic": given["topic"],
-        "epoch": pa.repeat(pa.scalar(epoch), records.num_rows),
+        "epoch": epochs,
         "offset": given["offset"],
         "ts": given["timestamp"],
         "id": given["id"],

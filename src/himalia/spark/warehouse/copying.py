@@ -16,7 +16,7 @@ from himalia.spark.connector.failing import LossRule, in_one_sentence
 from himalia.spark.connector.fetching import fetched
 from himalia.spark.connector.options import RETRY_S
 from himalia.spark.connector.ranges import Range
-from himalia.spark.pipeline.messages import COLUMNS, messages
+from himalia.spark.pipeline.messages import COLUMNS, rows_of
 from himalia.spark.warehouse.writing import DailyFiles
 
 REPEATING = ["topic", "epoch", "publisher", "headers.key_value.key", "headers.key_value.value"]
@@ -43,4 +43,4 @@ class Copying:
         with Connection(self.address) as connection:
             for wanted in self.ranges:
                 for records in fetched(connection, wanted, RETRY_S, rule):
-                    yield messages(records, wanted.epoch)
+                    yield rows_of(records, pa.repeat(wanted.epoch, records.num_rows))
