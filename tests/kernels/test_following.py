@@ -343,7 +343,7 @@ def numbers_after(first: str, text: str) -> list[int]:
     missing then ends before it."""
     line, *lines = text.splitlines()
     assert line == first
-    return [int(each) for each in lines if each]
+    return [int(each) for each in (lines if lines[0] else lines[1:])]
 
 
 def is_spooled(directory: Path, number: int) -> bool:

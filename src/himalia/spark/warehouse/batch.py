@@ -26,6 +26,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from himalia.spark.connector.connection import Address
+from himalia.spark.connector.options import RECORDS_PER_PARTITION
 from himalia.spark.connector.ranges import grouped
 from himalia.spark.pipeline import errors, executions, kernel_health, orphans, topic_activity
 from himalia.spark.pipeline.iopub import TOPICS, iopub
@@ -41,7 +42,6 @@ logger = logging.getLogger("himalia.spark")
 SMALL_RECORDS = 20_000
 SMALL_BYTES = 16 * 1024 * 1024
 """A batch up to these sizes goes through the driver's memory, which is sooner done than a job that writes files."""
-RECORDS_PER_TASK = 50_000
 SMALL = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.shuffle.partitions": "1",
@@ -175,7 +175,7 @@ class Batch:
         context = self._spark.sparkContext
         groups = grouped(
             self._plan.ranges,
-            records_max=RECORDS_PER_TASK,
+            records_max=RECORDS_PER_PARTITION,
             groups_min=1 if self._is_small else context.defaultParallelism,
         )
         work = [Copying(address, group, directory, fails_on_data_loss) for group in groups]
