@@ -1,7 +1,8 @@
 """Correlating kernel messages with their requests: the pipeline's fold beside ``transformWithStateInPandas``.
 
-Both read the same Parquet file of traffic, decode it by the same expressions, and hand one row for each request that
-closed to whoever counts them. Spark's start and a first run of each, in which the JVM compiles, are not counted.
+Both read the same Parquet file of traffic, decode it by the same expressions, and hand a row of ``executions`` for each
+request that closed to whoever adds them up: how many, and a hash of every column of every row, in which they have to
+agree. Spark's start and a first run of each, in which the JVM compiles, are not counted.
 """
 
 import shutil
@@ -18,6 +19,7 @@ from benchmarks.bench import Bench
 from benchmarks.kernel_traffic import traffic, write_parquet
 from benchmarks.pipeline_peer import spark
 from benchmarks.section import Section, Target, spread
+from benchmarks.stateful_peer import COLUMNS
 from benchmarks.stateful_peer import executions as stateful_executions
 from himalia.spark.pipeline import executions, requests
 from himalia.spark.pipeline.iopub import iopub
@@ -27,8 +29,17 @@ FOLD, STATEFUL = "Himalia's fold, Spark's expressions", "transformWithStateInPan
 WANTED = 10.0
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
-Run = Callable[[SparkSession, Path, Path], int]
-"""Correlates what is in a directory of Parquet files, with a scratch directory; says how many requests closed."""
+
+@dataclass(frozen=True)
+class Rows:
+    """What rows come to: how many requests closed, and a hash of all columns, whatever their order."""
+
+    closed: int
+    digest: int
+
+
+Run = Callable[[SparkSession, Path, Path], Rows]
+"""Correlates what is in a directory of Parquet files, with a scratch directory."""
 
 
 def measure(bench: Bench) -> list[Section]:
@@ -59,10 +70,10 @@ def measure(bench: Bench) -> list[Section]:
 
 @dataclass(frozen=True)
 class Taken:
-    """What one way took for one pass, and how many requests it closed."""
+    """What one way took for one pass, and what came of it."""
 
     seconds: float
-    closed: int
+    rows: Rows
 
 
 def _round(bench: Bench, session: SparkSession, source: Path, scratch: Path) -> dict[str, Taken]:
@@ -70,8 +81,8 @@ def _round(bench: Bench, session: SparkSession, source: Path, scratch: Path) -> 
     taken = {}
     for name, run in WAYS.items():
         started_s = time.perf_counter()
-        closed = run(session, source, scratch)
-        taken[name] = Taken(time.perf_counter() - started_s, closed)
+        rows = run(session, source, scratch)
+        taken[name] = Taken(time.perf_counter() - started_s, rows)
         bench.advance()
     return taken
 
@@ -79,7 +90,7 @@ def _round(bench: Bench, session: SparkSession, source: Path, scratch: Path) -> 
 def _fill(section: Section, size: int, rounds: list[dict[str, Taken]]) -> None:
     rates = {name: [size / each[name].seconds for each in rounds] for name in WAYS}
     for name, measured in rates.items():
-        closed = {each[name].closed for each in rounds}
+        closed = {each[name].rows.closed for each in rounds}
         section.rows.append(
             [
                 f"{size:,}",
@@ -90,8 +101,8 @@ def _fill(section: Section, size: int, rounds: list[dict[str, Taken]]) -> None:
                 ", ".join(f"{each:,}" for each in sorted(closed)),
             ]
         )
-    if len({each.closed for one in rounds for each in one.values()}) > 1:
-        section.failures.append(f"{size:,} messages: they do not agree on how many requests closed")
+    if len({each.rows for one in rounds for each in one.values()}) > 1:
+        section.failures.append(f"{size:,} messages: they do not come to the same rows")
     ratio = median(rates[FOLD]) / median(rates[STATEFUL])
     section.targets.append(Target(f"rate at {size:,} messages, against {STATEFUL}", ratio, WANTED))
     section.data[str(size)] = {name: [each[name].seconds for each in rounds] for name in WAYS}
@@ -104,25 +115,26 @@ def _written(directory: Path, count: int) -> Path:
     return place
 
 
-def _fold(session: SparkSession, source: Path, scratch: Path) -> int:
+def _fold(session: SparkSession, source: Path, scratch: Path) -> Rows:
     shutil.rmtree(scratch, ignore_errors=True)
     decoded = iopub(session.read.parquet(str(source)))
     # The fold reads it several times: the pipeline writes it to its table ``iopub``.
     decoded.write.parquet(str(scratch))
     state = session.createDataFrame([], requests.STATE_SCHEMA)
     merged = requests.merged(state, session.read.schema(decoded.schema).parquet(str(scratch)))
-    return _count(executions.executions(merged).where("not is_running and not is_foreign"))
+    return _rows(executions.executions(merged).where("not is_running and not is_foreign"))
 
 
-def _stateful(session: SparkSession, source: Path, scratch: Path) -> int:
+def _stateful(session: SparkSession, source: Path, scratch: Path) -> Rows:
     shutil.rmtree(scratch, ignore_errors=True)
     schema = session.read.parquet(str(source)).schema
     stream = session.readStream.schema(schema).parquet(str(source))
-    counted = 0
+    found = Rows(0, 0)
 
     def take(batch: DataFrame, number: int) -> None:
-        nonlocal counted
-        counted += _count(batch)
+        nonlocal found
+        more = _rows(batch)
+        found = Rows(found.closed + more.closed, found.digest ^ more.digest)
 
     query = (
         stateful_executions(iopub(stream))
@@ -133,12 +145,13 @@ def _stateful(session: SparkSession, source: Path, scratch: Path) -> int:
         .start()
     )
     query.awaitTermination()
-    return counted
+    return found
 
 
-def _count(rows: DataFrame) -> int:
-    """How many there are. Of a column, since rows that nobody looks at may not be made."""
-    return int(rows.agg({"stdout": "count"}).collect()[0][0])
+def _rows(executions: DataFrame) -> Rows:
+    hashed = f"xxhash64({', '.join(COLUMNS)})"
+    [row] = executions.selectExpr("count(*)", f"coalesce(bit_xor({hashed}), 0)").collect()
+    return Rows(*row)
 
 
 WAYS: dict[str, Run] = {FOLD: _fold, STATEFUL: _stateful}

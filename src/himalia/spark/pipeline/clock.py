@@ -19,6 +19,8 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F
 
+from himalia.spark.pipeline.course import ENDING
+
 _ENDING = """
     collect_list(named_struct(
         'offset', offset,
@@ -83,17 +85,15 @@ class Clock:
         further = list(_further_endings(rows))
         self._further = F.broadcast(session.createDataFrame(_table(_FURTHER, further))) if further else None
 
-    def with_ending(self, rows: DataFrame, wanted: Column) -> DataFrame:
-        """Records with the columns of their topic and with ``ending``, the first after each that is wanted."""
-        timed = rows.join(self.topics, ["topic", "epoch"])
+    def with_further_ending(self, rows: DataFrame, wanted: Column) -> DataFrame:
+        """Records with ``further``: of the topic's endings but the first, the first after each that is wanted."""
         if self._further is None:
-            return timed.withColumn("ending", F.expr("if(first_ending.offset > offset, first_ending, null)"))
-        next_of_block = "get(filter(endings, ending -> ending.offset > offset), 0)"
-        ending = F.expr(f"if(first_ending.offset > offset, first_ending, {next_of_block})")
+            return rows.withColumn("further", F.lit(None).cast(ENDING))
+        next_of_block = F.expr("get(filter(endings, ending -> ending.offset > offset), 0)")
         return (
-            timed.withColumn("block", F.shiftright("offset", _BLOCK_BITS))
+            rows.withColumn("block", F.shiftright("offset", _BLOCK_BITS))
             .join(self._further, ["topic", "epoch", "block"], "left")
-            .withColumn("ending", F.when(wanted, ending))
+            .withColumn("further", F.when(wanted, next_of_block))
             .drop("block", "endings")
         )
 

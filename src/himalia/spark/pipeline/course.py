@@ -71,9 +71,9 @@ def lives(marks: str, carried: str, ending: str, superseded_us: str) -> Column:
     """The lives of one request in a batch, in order: an array of ``LIFE``, never empty. The arguments name columns:
 
     ``marks`` in order, each a struct of ``offset``, ``us``, ``previous_us`` (of the record of this request before it,
-    null for the first of a batch), ``kind`` (null if it only ends a pause), ``status``, ``reason`` and ``ending`` (the
-    first after it); ``carried``, what the state has of it, or null; ``ending``, the first of the topic;
-    ``superseded_us``, when another epoch of the topic began.
+    null for the first of a batch), ``kind`` (null if it only ends a pause), ``status``, ``reason`` and ``further`` (of
+    the topic's endings but the first, the first after it); ``carried``, what the state has of it, or null; ``ending``,
+    the first of the topic; ``superseded_us``, when another epoch of the topic began.
     """
     known = ("is_queued", "is_sent", "is_idle", "has_failed", "reply", "closed_us", "heard_us")
     going_on = _life(
@@ -94,7 +94,7 @@ def lives(marks: str, carried: str, ending: str, superseded_us: str) -> Column:
                 'past', cast(array() as array<{LIFE}>),
                 'now', if({carried} is null, {_fresh("-1")}, {going_on})
             ),
-            (done, mark) -> {_STEP},
+            (done, mark) -> {_step(ending)},
             done -> array_append(done.past, {_let("life", _ended("done.now", str(AT_THE_END)), last)})
         )
     """)
@@ -149,18 +149,23 @@ _IS_FORGOTTEN = f"""
     and mark.us - greatest(coalesce(mark.previous_us, life.heard_us), life.closed_us) > {PATIENCE_US}
 """
 
-_NOTED = _life(
-    "life",
-    appeared_at="coalesce(life.appeared_at, mark.offset)",
-    appeared_us="if(life.appeared_at is null, mark.us, life.appeared_us)",
-    ending="if(life.appeared_at is null, mark.ending, life.ending)",
-    is_queued=f"life.is_queued or mark.kind = '{QUEUED}'",
-    is_sent=f"life.is_sent or mark.kind = '{SENT}'",
-    is_idle=f"life.is_idle or mark.kind = '{IDLE}'",
-    has_failed=f"life.has_failed or mark.kind = '{ERROR}'",
-    reply=f"if(mark.kind = '{REPLY}', if(mark.status in ('error', 'aborted'), mark.status, 'ok'), life.reply)",
-)
-"""A life and what a mark says, once it has appeared."""
+
+def _noted(ending: str) -> str:
+    """A life and what a mark says, once it has appeared."""
+    following = f"if({ending}.offset > mark.offset, {ending}, mark.further)"
+    is_reply, replied = f"mark.kind = '{REPLY}'", "if(mark.status in ('error', 'aborted'), mark.status, 'ok')"
+    return _life(
+        "life",
+        appeared_at="coalesce(life.appeared_at, mark.offset)",
+        appeared_us="if(life.appeared_at is null, mark.us, life.appeared_us)",
+        ending=f"if(life.appeared_at is null, {following}, life.ending)",
+        is_queued=f"life.is_queued or mark.kind = '{QUEUED}'",
+        is_sent=f"life.is_sent or mark.kind = '{SENT}'",
+        is_idle=f"life.is_idle or mark.kind = '{IDLE}'",
+        has_failed=f"life.has_failed or mark.kind = '{ERROR}'",
+        reply=f"if({is_reply}, {replied}, life.reply)",
+    )
+
 
 _CLOSED_BY_IT = f"""
     case
@@ -182,25 +187,29 @@ _CLOSED_BY_IT = f"""
     end
 """
 
-_TAKEN = f"""
-    case
-        when life.closed_at is not null or mark.kind is null then life
-        when life.appeared_at is null and mark.kind not in ({_listed(APPEARING)}) then life
-        else {_let("life", _NOTED, _CLOSED_BY_IT)}
-    end
-"""
-"""A life after a mark of its own; before it appeared and after it closed, others change nothing."""
 
-_STEP = _let(
-    "life",
-    _ended("done.now", "mark.offset"),
-    f"""if(
-        {_IS_FORGOTTEN},
-        named_struct(
-            'past', array_append(done.past, {_life("life", until="mark.offset")}),
-            'now', {_let("life", _fresh("mark.offset"), _TAKEN)}
-        ),
-        named_struct('past', done.past, 'now', {_TAKEN})
-    )""",
-)
-"""All lives after one more mark."""
+def _taken(ending: str) -> str:
+    """A life after a mark of its own; before it appeared and after it closed, others change nothing."""
+    return f"""
+        case
+            when life.closed_at is not null or mark.kind is null then life
+            when life.appeared_at is null and mark.kind not in ({_listed(APPEARING)}) then life
+            else {_let("life", _noted(ending), _CLOSED_BY_IT)}
+        end
+    """
+
+
+def _step(ending: str) -> str:
+    """All lives after one more mark."""
+    return _let(
+        "life",
+        _ended("done.now", "mark.offset"),
+        f"""if(
+            {_IS_FORGOTTEN},
+            named_struct(
+                'past', array_append(done.past, {_life("life", until="mark.offset")}),
+                'now', {_let("life", _fresh("mark.offset"), _taken(ending))}
+            ),
+            named_struct('past', done.past, 'now', {_taken(ending)})
+        )""",
+    )

@@ -88,13 +88,14 @@ def _size_bytes(ids: pa.Array, headers: pa.MapArray, payloads: pa.Array) -> pa.A
 
 
 def _json_bytes(texts: pa.Array) -> pa.Array:
-    """What each text takes in JSON, between its quotes."""
-    sizes = pc.binary_length(texts).cast(pa.int64())
-    is_escaped = pc.match_substring_regex(texts, _ESCAPED)
-    if not is_escaped.true_count:
-        return sizes
-    escaped = [
-        len(json.dumps(text, ensure_ascii=False).encode()) - len('""')
-        for text in texts.filter(is_escaped).to_pylist()
-    ]
-    return pc.replace_with_mask(sizes, is_escaped, pa.array(escaped, pa.int64()))
+    """What each text takes in JSON, between its quotes. They repeat, so that each is looked at once."""
+    distinct = texts.dictionary_encode()
+    sizes = pc.binary_length(distinct.dictionary).cast(pa.int64())
+    is_escaped = pc.match_substring_regex(distinct.dictionary, _ESCAPED)
+    if is_escaped.true_count:
+        escaped = [
+            len(json.dumps(text, ensure_ascii=False).encode()) - len('""')
+            for text in distinct.dictionary.filter(is_escaped).to_pylist()
+        ]
+        sizes = pc.replace_with_mask(sizes, is_escaped, pa.array(escaped, pa.int64()))
+    return sizes.take(distinct.indices)

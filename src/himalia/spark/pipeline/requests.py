@@ -147,10 +147,10 @@ def _courses(state: DataFrame, fresh: DataFrame, clock: Clock) -> DataFrame:
     in_order = Window.partitionBy(*KEY).orderBy("offset")
     known = state.selectExpr(*KEY, "-1 as offset", "life as carried")
     told = fresh.select(*KEY, "offset", "us", "kind", "status", "reason")
-    rows = clock.with_ending(
+    rows = clock.with_further_ending(
         told.unionByName(known, allowMissingColumns=True), F.col("kind").isin(*course.APPEARING)
     ).withColumn("previous_us", F.lag("us").over(in_order))
-    mark = "struct(offset, us, previous_us, kind, status, reason, ending)"
+    mark = "struct(offset, us, previous_us, kind, status, reason, further)"
     is_mark = (
         f"us is not null and (kind is not null or previous_us is null or us - previous_us > {PATIENCE_US})"
     )
@@ -159,11 +159,9 @@ def _courses(state: DataFrame, fresh: DataFrame, clock: Clock) -> DataFrame:
         rows.groupBy(*KEY)
         .agg(
             F.expr(f"sort_array(collect_list({mark}) filter (where {is_mark}))").alias("marks"),
-            *(
-                F.first(name, ignorenulls=True).alias(name)
-                for name in ("carried", "first_ending", "superseded_us")
-            ),
+            F.expr("get(collect_list(carried), 0)").alias("carried"),
         )
+        .join(clock.topics, ["topic", "epoch"])
         .select(*KEY, F.explode(lives).alias("life"))
         .selectExpr(
             *KEY,
@@ -213,14 +211,29 @@ def _summed(placed: DataFrame) -> DataFrame:
     whole = of_stream.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
     counted_bytes = F.expr("if(counted_at is null, 0, bytes)")
     sized = placed.select(
-        "*", F.sum(counted_bytes).over(so_far).alias("upto"), F.sum(counted_bytes).over(whole).alias("whole")
+        "*",
+        F.sum(counted_bytes).over(so_far).alias("upto"),
+        F.sum(counted_bytes).over(whole).alias("whole"),
+        F.row_number().over(of_stream).alias("number"),
     )
     message = ", ".join(f"'{name}', {name}" for name in _MESSAGE)
-    return sized.groupBy(*group).agg(
-        *(F.first(name).alias(name) for name in (*_DECIDED, "flags")),
-        F.max("us").alias("last_us"),
-        *(F.expr(expression).alias(name) for name, expression in _fresh_sums().items()),
-        F.expr(f"first(if(unclaimed_at is null, null, named_struct({message})))").alias("message"),
+    # What few rows have is listed, and what all have alike is taken from one: an aggregate that holds a string copies
+    # it for every row.
+    return (
+        sized.groupBy(*group)
+        .agg(
+            F.expr(
+                f"collect_list(struct({', '.join((*_DECIDED, 'flags'))})) filter (where number = 1)"
+            ).alias("decided"),
+            F.max("us").alias("last_us"),
+            *(F.expr(expression).alias(name) for name, expression in _fresh_sums().items()),
+            F.expr(
+                f"get(collect_list(named_struct({message})) filter (where unclaimed_at is not null), 0)"
+            ).alias("message"),
+        )
+        .withColumn("decided", F.col("decided")[0])
+        .select("*", "decided.*")
+        .drop("decided")
     )
 
 
@@ -239,10 +252,9 @@ def _fresh_sums() -> dict[str, str]:
         "queued_us": f"min(us) filter (where {counted} and kind = '{course.QUEUED}')",
         "sent_us": f"min(us) filter (where {counted} and kind = '{course.SENT}')",
         "started_us": f"min(us) filter (where {counted} and is_busy)",
-        # Of two values the one that came first, or last, among those that are there.
-        "code": "min_by(code, if(code is null, null, counted_at))",
-        "username": "min_by(asker, if(asker is null, null, counted_at))",
-        "session": "min_by(session, if(session is null, null, counted_at))",
+        "code": _first_said("code"),
+        "username": _first_said("asker"),
+        "session": _first_said("session"),
         "execution_count": "max_by(execution_count, if(execution_count is null, null, counted_at))",
         # What the kernel published goes before what it replied, whichever came first.
         "error": f"max(if(ename is null or counted_at is null, null, {error}))",
@@ -255,12 +267,19 @@ def _fresh_sums() -> dict[str, str]:
     }
 
 
+def _first_said(name: str) -> str:
+    """Of the values that are there, the first."""
+    own = f"counted_at is not null and {name} is not null"
+    return f"array_min(collect_list(struct(counted_at, {name})) filter (where {own})).{name}"
+
+
 def _fresh_stream(name: str) -> str:
     """What was printed; only of pieces that the head or the tail needs, so that all of them fit into memory."""
     own, half = f"counted_at is not null and stream = '{name}'", output.HALF_BYTES
     in_order = "within group (order by offset)"
     heads = f"listagg(head) {in_order} filter (where {own} and upto - bytes < {half})"
-    tails = f"listagg(coalesce(tail, head)) {in_order} filter (where {own} and whole - upto < {half})"
+    is_late = f"whole > {half} and whole - upto < {half}"
+    tails = f"listagg(coalesce(tail, head)) {in_order} filter (where {own} and {is_late})"
     return output.joined(heads, tails, f"coalesce(max(whole) filter (where {own}), 0)")
 
 

@@ -42,9 +42,10 @@ logger = logging.getLogger("himalia.spark")
 SMALL_RECORDS = 20_000
 SMALL_BYTES = 16 * 1024 * 1024
 """A batch up to these sizes goes through the driver's memory, which is sooner done than a job that writes files."""
+SHUFFLED_INTO = "spark.sql.shuffle.partitions"
 SMALL = {
     "spark.sql.adaptive.enabled": "false",
-    "spark.sql.shuffle.partitions": "1",
+    SHUFFLED_INTO: "1",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
@@ -145,11 +146,26 @@ class Batch:
             self._warehouse.requests.commit(self._number, state, replacing_all=True)
 
     def _fit_session(self) -> None:
-        tasks = TASKS_PER_CORE * self._spark.sparkContext.defaultParallelism
-        shuffled = {"spark.sql.shuffle.partitions": str(max(tasks, -(-self._plan.bytes // SHUFFLED_BYTES)))}
-        read = {"spark.sql.files.minPartitionNum": str(tasks)}
+        cores = self._spark.sparkContext.defaultParallelism
+        # What is shuffled beside the fold is few rows, already summed.
+        shuffled = {SHUFFLED_INTO: str(cores)}
+        read = {"spark.sql.files.minPartitionNum": str(TASKS_PER_CORE * cores)}
         for name, value in (SMALL if self._is_small else LARGE | shuffled | read).items():
             self._spark.conf.set(name, value)
+
+    @contextmanager
+    def _split_by_size(self) -> Iterator[None]:
+        """What is planned in this block is shuffled into as many tasks as the batch is large."""
+        if self._is_small:
+            yield
+            return
+        cores = self._spark.sparkContext.defaultParallelism
+        tasks = max(TASKS_PER_CORE * cores, -(-self._plan.bytes // SHUFFLED_BYTES))
+        self._spark.conf.set(SHUFFLED_INTO, tasks)
+        try:
+            yield
+        finally:
+            self._spark.conf.set(SHUFFLED_INTO, cores)
 
     def _has(self, table: Table) -> bool:
         return table.batch >= self._number
@@ -198,10 +214,11 @@ class Batch:
         """Fold the batch into the requests that are open, and write what comes of it."""
         state = self._warehouse.requests
         before = state.files()
-        requests = merged(state.rows(self._spark, before), decoded).persist()
+        requests = merged(state.rows(self._spark, before), decoded)
         try:
             # First, and alone: people wait for it, and the others then find the requests in memory.
-            closed = self._write_executions(requests, before)
+            with self._split_by_size():
+                closed = self._write_executions(requests.persist(), before)
             work: list[Future[Any]] = [
                 self._pool.submit(self._merge, HEALTH, closed),
                 self._pool.submit(self._merge, ERRORS, closed),
@@ -257,7 +274,9 @@ class Batch:
         hours: Filters = [("hour", "in", partial["hour"].unique().to_pylist())]
         if not self._has(table):
             existing = table.files(hours)
-            rows = kind.merged(table.rows(self._spark, existing), self._spark.createDataFrame(partial))
+            rows = self._spark.createDataFrame(partial)
+            if existing:
+                rows = kind.merged(table.rows(self._spark, existing), rows)
             staged = self._staged(table, rows, existing, are_few=partial.num_rows <= SMALL_RECORDS)
             table.commit(self._number, staged, replacing=hours)
             self._written.tables[kind.name] = staged.rows
