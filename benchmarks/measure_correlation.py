@@ -1,8 +1,8 @@
 """Correlating kernel messages with their requests: the pipeline's fold beside ``transformWithStateInPandas``.
 
 Both read the same Parquet file of traffic, decode it by the same expressions, and hand a row of ``executions`` for each
-request that closed to whoever adds them up: how many, and a hash of every column of every row, in which they have to
-agree. Spark's start and a first run of each, in which the JVM compiles, are not counted.
+request that closed to whoever adds them up: how many, and a hash of the columns that both make of every row, in which
+they have to agree. Spark's start and a first run of each, in which the JVM compiles, are not counted.
 """
 
 import shutil
@@ -23,7 +23,7 @@ from benchmarks.stateful_peer import COLUMNS
 from benchmarks.stateful_peer import executions as stateful_executions
 from himalia.spark.pipeline import executions, requests
 from himalia.spark.pipeline.iopub import iopub
-from himalia.spark.warehouse.batch import LARGE
+from himalia.spark.warehouse.batch import SHUFFLED_INTO, TASKS_PER_CORE, large
 
 FOLD, STATEFUL = "Himalia's fold, Spark's expressions", "transformWithStateInPandas, RocksDB state"
 WANTED = 10.0
@@ -52,7 +52,8 @@ def measure(bench: Bench) -> list[Section]:
     bench.expect(len(WAYS) * (len(sizes) * bench.effort.rounds + 1), "correlation")
     with TemporaryDirectory(dir=bench.directory) as directory, spark(Path(directory)) as session:
         session.conf.set("spark.sql.streaming.stateStore.providerClass", ROCKSDB)
-        for setting, value in LARGE.items():
+        cores = session.sparkContext.defaultParallelism
+        for setting, value in (large(cores) | {SHUFFLED_INTO: str(TASKS_PER_CORE * cores)}).items():
             session.conf.set(setting, value)
         scratch = Path(directory) / "scratch"
         for size in sizes:
@@ -101,7 +102,8 @@ def _fill(section: Section, size: int, rounds: list[dict[str, Taken]]) -> None:
                 ", ".join(f"{each:,}" for each in sorted(closed)),
             ]
         )
-    if len({each.rows for one in rounds for each in one.values()}) > 1:
+    found = {each.rows for one in rounds for each in one.values()}
+    if len(found) > 1 or Rows(0, 0) in found:
         section.failures.append(f"{size:,} messages: they do not come to the same rows")
     ratio = median(rates[FOLD]) / median(rates[STATEFUL])
     section.targets.append(Target(f"rate at {size:,} messages, against {STATEFUL}", ratio, WANTED))
@@ -119,10 +121,16 @@ def _fold(session: SparkSession, source: Path, scratch: Path) -> Rows:
     shutil.rmtree(scratch, ignore_errors=True)
     decoded = iopub(session.read.parquet(str(source)))
     # The fold reads it several times: the pipeline writes it to its table ``iopub``.
-    decoded.write.parquet(str(scratch))
+    decoded.write.parquet(str(scratch / "iopub"))
     state = session.createDataFrame([], requests.STATE_SCHEMA)
-    merged = requests.merged(state, session.read.schema(decoded.schema).parquet(str(scratch)))
-    return _rows(executions.executions(merged).where("not is_running and not is_foreign"))
+    merged = requests.merged(
+        state, session.read.schema(decoded.schema).parquet(str(scratch / "iopub"))
+    ).persist()
+    try:
+        requests.carried(merged).write.parquet(str(scratch / "state"))
+        return _rows(executions.executions(merged).where("not is_running and not is_foreign"))
+    finally:
+        merged.unpersist()
 
 
 def _stateful(session: SparkSession, source: Path, scratch: Path) -> Rows:
@@ -149,8 +157,9 @@ def _stateful(session: SparkSession, source: Path, scratch: Path) -> Rows:
 
 
 def _rows(executions: DataFrame) -> Rows:
-    hashed = f"xxhash64({', '.join(COLUMNS)})"
-    [row] = executions.selectExpr("count(*)", f"coalesce(bit_xor({hashed}), 0)").collect()
+    # As JSON with its nulls: the hash of columns passes over those that are null.
+    text = f"to_json(struct({', '.join(COLUMNS)}), map('ignoreNullFields', 'false'))"
+    [row] = executions.selectExpr("count(*)", f"coalesce(bit_xor(xxhash64({text})), 0)").collect()
     return Rows(*row)
 
 

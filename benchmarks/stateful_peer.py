@@ -34,8 +34,7 @@ SUMS = {
     "evalue": "string",
     **{f"{channel}_messages": "bigint" for channel in IOPUB_CHANNELS},
     "result_types": "array<string>",
-    **{f"{stream}_head": "binary" for stream in STREAMS},
-    **{f"{stream}_tail": "binary" for stream in STREAMS},
+    **{f"{stream}_{end}": "binary" for stream in STREAMS for end in ("head", "tail")},
     **{f"{stream}_bytes": "bigint" for stream in STREAMS},
 }
 COUNTED = [name for name in SUMS if name.endswith(("_messages", "_bytes"))]
@@ -70,6 +69,7 @@ COLUMNS = {
 
 def executions(iopub: DataFrame) -> DataFrame:
     """A row of ``executions`` for each request that closed, of a stream of ``iopub``."""
+    asker = "when 'execute_request' then {name} when 'execute_input' then parent_{name}"
     rows = iopub.selectExpr(
         "topic",
         "epoch",
@@ -89,8 +89,8 @@ def executions(iopub: DataFrame) -> DataFrame:
         "ename",
         "evalue",
         "mime_types",
-        "if(msg_type = 'execute_input', parent_username, username) as username",
-        "if(msg_type = 'execute_input', parent_session, session) as session",
+        f"case msg_type {asker.format(name='username')} end as username",
+        f"case msg_type {asker.format(name='session')} end as session",
     ).where("request_id != ''")
     closed = rows.groupBy(*KEY).transformWithStateInPandas(
         Correlation(), outputStructType=_ddl(ROW), outputMode="Append", timeMode="None"
@@ -108,13 +108,14 @@ class Correlation(StatefulProcessor):
         known = self._state.get()
         sums = dict(zip(SUMS, known, strict=True)) if known else _nothing()
         for frame in rows:
-            for row in frame.sort_values("offset").itertuples():
+            for row in frame.sort_values("offset").to_dict("records"):
                 if sums["finished_us"] is None:
                     _add(sums, row)
         if sums["finished_us"] is None:
             self._state.update(tuple(sums.values()))
             return
-        self._state.clear()
+        if known:
+            self._state.clear()
         yield pd.DataFrame([_row(key, sums)])
 
     def close(self) -> None:
@@ -125,43 +126,43 @@ def _nothing() -> dict[str, Any]:
     return {**dict.fromkeys(SUMS), **dict.fromkeys(COUNTED, 0), "has_error": False, "result_types": []}
 
 
-def _add(sums: dict[str, Any], row: Any) -> None:
+def _add(sums: dict[str, Any], row: dict[str, Any]) -> None:
     """What one message adds."""
-    sums["first_offset"] = row.offset if sums["first_offset"] is None else sums["first_offset"]
-    sums["last_offset"] = row.offset
-    if row.channel in IOPUB_CHANNELS:
-        sums[f"{row.channel}_messages"] += 1
-    if not pd.isna(row.execution_count):
-        sums["execution_count"] = int(row.execution_count)
-    if row.msg_type == "stream":
-        _add_text(sums, row.stream_name, (row.text or "").encode())
-    elif row.msg_type == "status" and row.execution_state == "busy":
-        sums["started_us"] = sums["started_us"] or row.us
-    elif row.msg_type in ("execute_request", "execute_input"):
+    sums["first_offset"] = row["offset"] if sums["first_offset"] is None else sums["first_offset"]
+    sums["last_offset"] = row["offset"]
+    if row["channel"] in IOPUB_CHANNELS:
+        sums[row["channel"] + "_messages"] += 1
+    if not pd.isna(row["execution_count"]):
+        sums["execution_count"] = int(row["execution_count"])
+    if row["msg_type"] == "stream":
+        _add_text(sums, row["stream_name"], (row["text"] or "").encode())
+    elif row["msg_type"] == "status" and row["execution_state"] == "busy":
+        sums["started_us"] = sums["started_us"] or row["us"]
+    elif row["msg_type"] in ("execute_request", "execute_input"):
         _add_asked(sums, row)
-    elif row.msg_type in ("error", "execute_reply"):
+    elif row["msg_type"] in ("error", "execute_reply"):
         _add_error(sums, row)
-    elif row.event == "request_queued":
-        sums["queued_us"] = sums["queued_us"] or row.us
-        sums["code"] = sums["code"] or row.code
-    elif row.event == "request_closed":
-        sums.update(finished_us=row.us, status=row.status, reason=row.reason)
-    if row.mime_types is not None:
-        sums["result_types"] = sorted({*sums["result_types"], *row.mime_types})
+    elif row["event"] == "request_queued":
+        sums["queued_us"] = sums["queued_us"] or row["us"]
+        sums["code"] = sums["code"] or row["code"]
+    elif row["event"] == "request_closed":
+        sums.update(finished_us=row["us"], status=row["status"], reason=row["reason"])
+    if row["mime_types"] is not None:
+        sums["result_types"] = sorted({*sums["result_types"], *row["mime_types"]})
 
 
-def _add_asked(sums: dict[str, Any], row: Any) -> None:
-    if row.msg_type == "execute_request":
-        sums["sent_us"] = sums["sent_us"] or row.us
+def _add_asked(sums: dict[str, Any], row: dict[str, Any]) -> None:
+    if row["msg_type"] == "execute_request":
+        sums["sent_us"] = sums["sent_us"] or row["us"]
     for name in ("code", "username", "session"):
-        sums[name] = sums[name] or getattr(row, name)
+        sums[name] = sums[name] or row[name]
 
 
-def _add_error(sums: dict[str, Any], row: Any) -> None:
+def _add_error(sums: dict[str, Any], row: dict[str, Any]) -> None:
     """What the kernel published goes before what it replied."""
-    is_message = row.msg_type == "error"
-    if row.ename is not None and (is_message or not sums["has_error"]):
-        sums.update(has_error=is_message, ename=row.ename, evalue=row.evalue)
+    is_message = row["msg_type"] == "error"
+    if row["ename"] is not None and (is_message or not sums["has_error"]):
+        sums.update(has_error=is_message, ename=row["ename"], evalue=row["evalue"])
 
 
 def _add_text(sums: dict[str, Any], stream: str, text: bytes) -> None:

@@ -33,9 +33,6 @@ DEFAULTS = {
     "spark.log.level": "ERROR",
     # A batch of the pipeline compiles more than a hundred classes, the default: each would be compiled for every batch.
     "spark.sql.codegen.cache.maxEntries": "2000",
-    # What is generated for a stage and is larger, the JVM never compiles, so that it stays interpreted: a fifth of the
-    # fold's time. Beyond this, Spark generates small methods instead, one by one.
-    "spark.sql.codegen.hugeMethodLimit": "8000",
     "spark.driver.extraJavaOptions": " ".join(
         (
             f"-Dlog4j2.configurationFile={LOGGING}",

@@ -4,7 +4,7 @@ Time is the records' own: a topic's time is that of its newest record, and a rul
 at a clock on a wall. An *ending* is an event after which nothing that ran goes on: the kernel died, was stopped, or is
 restarted. And where a topic was deleted and created again, what the old one had open stays unanswered.
 
-All of this is small, one row per topic and few endings, so it is fetched first (one job that reads four columns): the
+All of this is small, one row per topic and few endings, so it is fetched first (one job that reads six columns): the
 fold then joins it as a table that is known, which costs no further stages.
 """
 
@@ -86,7 +86,7 @@ class Clock:
         self._further = F.broadcast(session.createDataFrame(_table(_FURTHER, further))) if further else None
 
     def with_further_ending(self, rows: DataFrame, wanted: Column) -> DataFrame:
-        """Records with ``further``: of the topic's endings but the first, the first after each that is wanted."""
+        """Records with ``further``: the first ending after each that is wanted and is not before the topic's first."""
         if self._further is None:
             return rows.withColumn("further", F.lit(None).cast(ENDING))
         next_of_block = F.expr("get(filter(endings, ending -> ending.offset > offset), 0)")

@@ -71,9 +71,9 @@ def lives(marks: str, carried: str, ending: str, superseded_us: str) -> Column:
     """The lives of one request in a batch, in order: an array of ``LIFE``, never empty. The arguments name columns:
 
     ``marks`` in order, each a struct of ``offset``, ``us``, ``previous_us`` (of the record of this request before it,
-    null for the first of a batch), ``kind`` (null if it only ends a pause), ``status``, ``reason`` and ``further`` (of
-    the topic's endings but the first, the first after it); ``carried``, what the state has of it, or null; ``ending``,
-    the first of the topic; ``superseded_us``, when another epoch of the topic began.
+    null for the first of a batch), ``kind`` (null if it only ends a pause), ``status``, ``reason`` and ``further`` (the
+    first ending after it, if it is not before the topic's first); ``carried``, what the state has of it, or null;
+    ``ending``, the first of the topic; ``superseded_us``, when another epoch of the topic began.
     """
     known = ("is_queued", "is_sent", "is_idle", "has_failed", "reply", "closed_us", "heard_us")
     going_on = _life(

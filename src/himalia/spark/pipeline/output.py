@@ -32,7 +32,8 @@ def tail(text: str) -> str:
 def joined(heads: str, tails: str, size: str) -> str:
     """The piece that is all pieces of a text, of which ``heads`` and ``tails`` are put together in their order.
 
-    Heads of pieces behind the first half of the text may be missing, and tails of pieces before its last half.
+    Heads of pieces behind the first half of the text may be missing, and tails of pieces before its last half; and all
+    tails, if it is no longer than a half.
     """
     last = f"if({size} > {HALF_BYTES}, {_last(tails, str(HALF_BYTES))}, null)"
     return f"named_struct('head', substring({heads}, 1, {HALF_BYTES}), 'tail', {last}, 'bytes', {size})"

@@ -32,6 +32,8 @@ KEY = ("request_id", "topic", "epoch")
 CLOSED, RUNNING, LINGERING, ORPHAN, WAITING = "closed", "running", "lingering", "orphan", "waiting"
 
 STREAMS = ("stdout", "stderr")
+ASKED = ("code", "asker", "session")
+"""What those records say that a request may appear with."""
 
 _MESSAGE = {
     "offset": "bigint",
@@ -215,10 +217,11 @@ def _summed(placed: DataFrame) -> DataFrame:
         F.sum(counted_bytes).over(so_far).alias("upto"),
         F.sum(counted_bytes).over(whole).alias("whole"),
         F.row_number().over(of_stream).alias("number"),
+        *(F.count(F.expr(_counted(name))).over(so_far).alias(f"{name}s") for name in ASKED),
     )
     message = ", ".join(f"'{name}', {name}" for name in _MESSAGE)
-    # What few rows have is listed, and what all have alike is taken from one: an aggregate that holds a string copies
-    # it for every row.
+    # What all rows have alike is listed from the first of each stream, and what is said once or twice from the first
+    # that has it: an aggregate that holds a string copies it for every row.
     return (
         sized.groupBy(*group)
         .agg(
@@ -255,6 +258,7 @@ def _fresh_sums() -> dict[str, str]:
         "code": _first_said("code"),
         "username": _first_said("asker"),
         "session": _first_said("session"),
+        # The last of those that are there.
         "execution_count": "max_by(execution_count, if(execution_count is null, null, counted_at))",
         # What the kernel published goes before what it replied, whichever came first.
         "error": f"max(if(ename is null or counted_at is null, null, {error}))",
@@ -267,10 +271,13 @@ def _fresh_sums() -> dict[str, str]:
     }
 
 
+def _counted(name: str) -> str:
+    return f"if(counted_at is null, null, {name})"
+
+
 def _first_said(name: str) -> str:
     """Of the values that are there, the first."""
-    own = f"counted_at is not null and {name} is not null"
-    return f"array_min(collect_list(struct(counted_at, {name})) filter (where {own})).{name}"
+    return f"get(collect_list({_counted(name)}) filter (where {name}s = 1), 0)"
 
 
 def _fresh_stream(name: str) -> str:

@@ -52,11 +52,6 @@ SMALL = {
 """Few records are sooner done in one piece, and by expressions that are interpreted: to compile them takes longer than
 the records do. Neither few nor many are planned anew while they run: all is known that could be found out then, and at
 every shuffle the cores would wait for it."""
-LARGE = {
-    "spark.sql.adaptive.enabled": "false",
-    "spark.sql.codegen.wholeStage": "true",
-    "spark.sql.codegen.factoryMode": "FALLBACK",
-}
 TASKS_PER_CORE = 2
 """So that no core is idle for long while another has its last task."""
 SHUFFLED_BYTES = 64 * 1024 * 1024
@@ -64,8 +59,26 @@ SHUFFLED_BYTES = 64 * 1024 * 1024
 RUNNING: Filters = [("is_running", "=", "true")]
 
 
+def large(cores: int) -> dict[str, str]:
+    """A session's settings for many records."""
+    return {
+        "spark.sql.adaptive.enabled": "false",
+        "spark.sql.codegen.wholeStage": "true",
+        "spark.sql.codegen.factoryMode": "FALLBACK",
+        # A method with more bytes of code is never compiled by the JVM, and was a fifth of the fold's time: beyond
+        # this, Spark generates small methods instead.
+        "spark.sql.codegen.hugeMethodLimit": "8000",
+        "spark.sql.files.minPartitionNum": str(TASKS_PER_CORE * cores),
+        # What is shuffled beside the fold is few rows, already summed.
+        SHUFFLED_INTO: str(cores),
+    }
+
+
 class Aggregate(msgspec.Struct, frozen=True):
-    """A table whose rows grow: those of a batch are merged with what is there, hour by hour."""
+    """A table whose rows grow: those of a batch are merged with what is there, hour by hour.
+
+    ``partial`` makes rows of the table already, so that where nothing is there, they are all.
+    """
 
     name: str
     keys: tuple[str, ...]
@@ -146,16 +159,16 @@ class Batch:
             self._warehouse.requests.commit(self._number, state, replacing_all=True)
 
     def _fit_session(self) -> None:
-        cores = self._spark.sparkContext.defaultParallelism
-        # What is shuffled beside the fold is few rows, already summed.
-        shuffled = {SHUFFLED_INTO: str(cores)}
-        read = {"spark.sql.files.minPartitionNum": str(TASKS_PER_CORE * cores)}
-        for name, value in (SMALL if self._is_small else LARGE | shuffled | read).items():
+        settings = SMALL if self._is_small else large(self._spark.sparkContext.defaultParallelism)
+        for name, value in settings.items():
             self._spark.conf.set(name, value)
 
     @contextmanager
     def _split_by_size(self) -> Iterator[None]:
-        """What is planned in this block is shuffled into as many tasks as the batch is large."""
+        """What this thread plans in this block is shuffled into more tasks, the larger the batch is.
+
+        It may happen to what others plan meanwhile, which is few rows either way.
+        """
         if self._is_small:
             yield
             return
