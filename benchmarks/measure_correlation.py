@@ -104,7 +104,7 @@ def _fill(section: Section, size: int, rounds: list[dict[str, Taken]]) -> None:
         )
     found = {each.rows for one in rounds for each in one.values()}
     if len(found) > 1 or Rows(0, 0) in found:
-        section.failures.append(f"{size:,} messages: they do not come to the same rows")
+        section.failures.append(f"{size:,} messages: they do not come to the same rows, or to none")
     ratio = median(rates[FOLD]) / median(rates[STATEFUL])
     section.targets.append(Target(f"rate at {size:,} messages, against {STATEFUL}", ratio, WANTED))
     section.data[str(size)] = {name: [each[name].seconds for each in rounds] for name in WAYS}

@@ -272,6 +272,7 @@ def _fresh_sums() -> dict[str, str]:
 
 
 def _counted(name: str) -> str:
+    """A value, if its record counts."""
     return f"if(counted_at is null, null, {name})"
 
 
@@ -285,8 +286,8 @@ def _fresh_stream(name: str) -> str:
     own, half = f"counted_at is not null and stream = '{name}'", output.HALF_BYTES
     in_order = "within group (order by offset)"
     heads = f"listagg(head) {in_order} filter (where {own} and upto - bytes < {half})"
-    is_late = f"whole > {half} and whole - upto < {half}"
-    tails = f"listagg(coalesce(tail, head)) {in_order} filter (where {own} and {is_late})"
+    is_near_the_end = f"whole > {half} and whole - upto < {half}"
+    tails = f"listagg(coalesce(tail, head)) {in_order} filter (where {own} and {is_near_the_end})"
     return output.joined(heads, tails, f"coalesce(max(whole) filter (where {own}), 0)")
 
 
