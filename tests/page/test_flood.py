@@ -13,6 +13,7 @@ from playwright.sync_api import Page, expect
 
 from tests.page.browser import DEADLINE_MS, goto, offsets_shown, row_with, rows_shown
 from tests.page.devtools import LookedAt, looked_at
+from tests.page.relaying import CuttableNetwork
 from tests.server.process import ServerProcess
 from tests.serving import RunningServer
 
@@ -51,11 +52,16 @@ def publish_all(server: RunningServer | ServerProcess, bodies: list[bytes]) -> N
 
 @pytest.fixture
 def flooded(page: Page, server: RunningServer) -> Page:
-    """A page with the topic open that the flood will come into."""
-    server.create("flood")
-    goto(page, server, "#/topics/flood")
-    expect(page.get_by_text("Nothing here yet")).to_be_visible()
+    """A page that follows the topic which the flood will come into."""
+    follow(page, server, "flood")
     return page
+
+
+def follow(page: Page, server: RunningServer, topic: str) -> None:
+    """Open a new topic, and wait until the server knows that the page follows it."""
+    server.create(topic)
+    goto(page, server, f"#/topics/{topic}")
+    expect(page.get_by_text("1 subscriber")).to_be_visible()
 
 
 def test_clicks_are_answered_in_a_flood(tmp_path: Path) -> None:
@@ -116,6 +122,25 @@ def test_a_paused_page_takes_nothing_in(flooded: Page, server: RunningServer, ht
     expect(row_with(flooded, "Passed over 12,000 records from offset 0 on")).to_be_visible()
 
 
+def test_whoever_pauses_before_the_first_answer_holds_a_place(page: Page, server: RunningServer) -> None:
+    """The network is slow, and the page is paused before the server has said where in the log it stands."""
+    server.create("flood")
+    with CuttableNetwork(server) as network:
+        page.goto(f"{network.url}/#/topics")
+        expect(page.get_by_role("link", name="flood")).to_be_visible()
+        network.cut()
+        expect(page.locator("#banner")).to_contain_text("The connection is lost")
+        page.evaluate("location.hash = '#/topics/flood'")
+        page.get_by_role("button", name="Pause").click()
+        publish_all(server, bodies_of(3))
+        network.mend()
+        expect(page.get_by_text("3 more in the log")).to_be_visible()
+        expect(page.get_by_text("0 subscribers")).to_be_visible()
+        page.get_by_role("button", name="Go live").click()
+        expect(row_with(page, '"n":2,')).to_be_visible()
+        assert offsets_shown(page) == [0, 1, 2]
+
+
 def test_what_was_skipped_is_a_row(flooded: Page, server: RunningServer) -> None:
     """A page that does not keep up is told which offsets it did not get, and shows that as a row of its own.
 
@@ -143,9 +168,7 @@ def test_a_page_that_is_held_up_comes_back_where_it_was(
     page: Page, server: RunningServer, http: httpx.Client
 ) -> None:
     """More than the page may keep comes while it is busy: it hangs up, works off, resumes; all is there, once."""
-    server.create("large")
-    goto(page, server, "#/topics/large")
-    expect(page.get_by_text("Nothing here yet")).to_be_visible()
+    follow(page, server, "large")
     states = """() => new MutationObserver(() => {
         (window.states ??= []).push(document.documentElement.dataset.connection);
     }).observe(document.documentElement, {attributes: true})"""

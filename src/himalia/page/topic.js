@@ -60,7 +60,7 @@ class TopicView {
 
   close() {
     this.#connection.removeEventListener("change", this.#onConnection);
-    this.#subscription?.close();
+    this.#unsubscribe();
     this.#stopPolling();
     this.#list.close();
   }
@@ -93,6 +93,11 @@ class TopicView {
     this.#subscription = this.#connection.subscribe(this.#topic, wanted, (messages) => this.#take(messages));
   }
 
+  #unsubscribe() {
+    this.#subscription?.close();
+    this.#subscription = null;
+  }
+
   #newest() {
     this.#list.clear();
     this.#next = null;
@@ -110,9 +115,10 @@ class TopicView {
     this.#subscribe({ ...place, policy: "lossless" });
   }
 
+  /** Whoever pauses before the server has said where we are still learns it: there is a place to hold only then. */
   #pause() {
-    this.#subscription?.close();
-    this.#subscription = null;
+    if (this.#next === null) this.#credit = 0;
+    else this.#unsubscribe();
     this.#list.following = false;
     this.#become("paused");
   }
@@ -136,8 +142,7 @@ class TopicView {
   async #connectionChanged() {
     if (this.#mode !== "live") return;
     if (this.#connection.state === "asleep") {
-      this.#subscription?.close();
-      this.#subscription = null;
+      this.#unsubscribe();
       this.#wasAsleep = true;
     } else if (this.#connection.state === "open" && this.#wasAsleep) {
       this.#wasAsleep = false;
@@ -149,7 +154,8 @@ class TopicView {
   #take(messages) {
     const rows = [];
     for (const message of messages) {
-      if (this.#credit <= 0) break; // not ours to show yet: it is read again from #next
+      const isAnswer = message.type === "ack" || message.type === "error";
+      if (this.#credit <= 0 && !isAnswer) break; // not ours to show yet: it is read again from #next
       const row = this.#rowOf(message);
       if (row) rows.push(row);
       if (message.type === "event") {
@@ -158,10 +164,9 @@ class TopicView {
       }
     }
     this.#append(rows);
-    if (this.#credit <= 0) {
-      this.#subscription?.close();
-      this.#subscription = null;
-    }
+    if (this.#credit > 0) return;
+    this.#unsubscribe();
+    this.#showPlace();
   }
 
   #rowOf(message) {
