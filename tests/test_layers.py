@@ -18,6 +18,7 @@ MAY_IMPORT = {
     "record": VALUES,
     "errors": VALUES,
     "topics": VALUES,
+    "allocation": set(),
     "settings": FOUNDATION,
     "runtime": FOUNDATION,
     "log": FOUNDATION | {"log"},
@@ -26,10 +27,10 @@ MAY_IMPORT = {
     "kernels": BROKER | {"kernels"},
     "protocol": VALUES | {"protocol"},
     "client": VALUES | {"runtime", "protocol", "client"},
-    "spark": VALUES | {"runtime", "protocol", "client", "tables", "spark"},
+    "spark": VALUES | {"runtime", "protocol", "client", "tables", "allocation", "spark"},
     "tables": VALUES | {"tables"},
     "demo": VALUES | {"client", "demo"},
-    "server": BROKER | {"kernels", "protocol", "tables", "server"},
+    "server": BROKER | {"kernels", "protocol", "tables", "allocation", "server"},
     "cli": BROKER | {"kernels", "protocol", "client", "spark", "tables", "server", "cli"},
 }
 """For each part of the package, the parts it may import. ``from himalia import __version__`` is free."""

@@ -15,6 +15,7 @@ from types import FrameType
 import uvicorn
 import uvloop
 
+from himalia.allocation import keep_freed_memory
 from himalia.errors import ConfigurationError
 from himalia.record import now_us
 from himalia.runtime import RunningServer, announce
@@ -79,6 +80,7 @@ def serve(settings: Settings, on_started: Callable[[str, str | None], None] | No
         )
     logs.configure(settings.log_level, settings.log_format)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    keep_freed_memory()
     broker = Broker(settings)
     listener = listen(settings.host, settings.port)
 

@@ -48,6 +48,9 @@ DEFAULTS = {
     ),
 }
 
+# Not on a cluster, which may get this package from the driver with the first task: too late for a daemon.
+ON_ONE_MACHINE = {"spark.python.daemon.module": "himalia.spark.daemon"}
+
 
 def start_session(
     master: str = "local[*]", *, app: str = "himalia", conf: Mapping[str, str] | None = None
@@ -66,12 +69,18 @@ def start_session(
         # Otherwise Spark looks up the machine's name, which may not resolve.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.master(master).appName(app)
-    for name, value in {**DEFAULTS, **(conf or {}), **REQUIRED}.items():
+    for name, value in {**_defaults(master), **(conf or {}), **REQUIRED}.items():
         builder = builder.config(name, value)
     try:
         return builder.getOrCreate()
     except Exception as error:
         raise ConfigurationError(f"Spark did not start on {master}: {_first_line(error)}") from error
+
+
+def _defaults(master: str) -> dict[str, str]:
+    is_one_machine = master == "local" or master.startswith("local[")
+    is_our_python = os.environ["PYSPARK_PYTHON"] == sys.executable
+    return DEFAULTS | ON_ONE_MACHINE if is_one_machine and is_our_python else DEFAULTS
 
 
 def use_java() -> Java:

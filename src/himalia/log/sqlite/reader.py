@@ -82,8 +82,9 @@ class Reader:
     def __init__(self, path: Path, *, threads: int) -> None:
         self._path = path
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="himalia-log-read")
-        # So that those who read whole logs leave threads to those who wait for a few records.
-        self._bulk = asyncio.Semaphore(max(1, threads // 2))
+        # One whole log at a time: SQLite has one lock for all memory it asks for, so that two who read much only wait
+        # for each other, and for the writer. The other threads are for those who want a few records.
+        self._bulk = asyncio.Lock()
         self._idle: SimpleQueue[sqlite3.Connection] = SimpleQueue()
 
     async def read(self, topic: str, start: int, limit: int, bytes_max: int) -> Chunk:

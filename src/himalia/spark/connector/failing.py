@@ -33,9 +33,9 @@ def in_one_sentence() -> Iterator[None]:
 
 
 def _is_worker() -> bool:
-    """Whether Spark started this process: its main module is then one of Spark's own."""
+    """Whether Spark started this process: its main module is then one of Spark's own, or our daemon."""
     started = getattr(sys.modules.get("__main__"), "__spec__", None)
-    return started is not None and started.name.startswith("pyspark.")
+    return started is not None and started.name.startswith(("pyspark.", "himalia.spark.daemon"))
 
 
 def tell_losses(losses: Sequence[str], *, fails: bool) -> None:
