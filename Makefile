@@ -51,8 +51,10 @@ tools:           ## Install nginx and Prometheus for the tests of the guides, wh
 $(ARCHIVE): $(STAMP)
 	@$(BIN)/python -m tests.spark.archive $(ARCHIVE) >/dev/null 2>&1 || touch $(ARCHIVE)
 
+# Most tests wait for something, so that one process more than two cores leaves none idle.
 unit: setup browser $(ARCHIVE)
-	@$(BIN)/pytest
+	@$(BIN)/pytest -m 'not alone' --numprocesses 3 --dist loadgroup --no-loadscope-reorder
+	@$(BIN)/pytest -m alone
 
 bench: setup     ## Measure Himalia beside its peers
 	@$(BIN)/python -m benchmarks

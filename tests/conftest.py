@@ -27,8 +27,20 @@ def _quick_java() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Quick tests first: a mistake shows in seconds."""
-    items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
+    """Quick tests first: a mistake shows in seconds. Of the slow ones Spark's, which take longest, begin."""
+    items.sort(key=lambda item: (is_slow(item), is_slow(item) and not needs_spark(item)))
+    for item in items:
+        # Those that share a server or a browser run in one process, and all that share the one Spark.
+        group = "spark" if needs_spark(item) else f"{item.path}{' slow' * is_slow(item)}"
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
+def is_slow(item: pytest.Item) -> bool:
+    return item.get_closest_marker("slow") is not None
+
+
+def needs_spark(item: pytest.Item) -> bool:
+    return "spark" in getattr(item, "fixturenames", ())
 
 
 @pytest.fixture(autouse=True)

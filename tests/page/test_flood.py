@@ -64,6 +64,7 @@ def follow(page: Page, server: RunningServer, topic: str) -> None:
     expect(page.get_by_text("1 subscriber")).to_be_visible()
 
 
+@pytest.mark.alone
 def test_clicks_are_answered_in_a_flood(tmp_path: Path) -> None:
     """Fifty thousand messages come into an open topic; whoever clicks meanwhile is answered within 100 ms.
 

@@ -738,7 +738,11 @@ def ghosts(server: RunningServer, client_id: str) -> int:
     return sum(one["client_id"] == client_id for one in found)
 
 
-@pytest.mark.parametrize("data", [b"\x81", b"\x81\xfe\x01", frame(b'{"type":"ping"}')[:10], b""])
+@pytest.mark.parametrize(
+    "data",
+    [b"\x81", b"\x81\xfe\x01", frame(b'{"type":"ping"}')[:10], b""],
+    ids=["one byte", "no mask", "half a message", "nothing"],
+)
 @pytest.mark.parametrize("how", ["reset", "end", "half"])
 def test_half_a_frame_and_then_nothing_leaves_no_ghost(shared: RunningServer, data: bytes, how: str) -> None:
     """A client that vanishes is unsubscribed, however it goes and wherever it stopped."""

@@ -55,7 +55,15 @@ def error_of(response: httpx.Response) -> tuple[int, str]:
 
 
 def workers() -> list[psutil.Process]:
-    return [child for child in psutil.Process().children() if "himalia.tables.worker" in child.cmdline()]
+    return [child for child in psutil.Process().children() if "himalia.tables.worker" in words_of(child)]
+
+
+def words_of(process: psutil.Process) -> list[str]:
+    """Its command line; none if it has ended, or is just ending."""
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
 
 
 @pytest.mark.slow
