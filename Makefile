@@ -3,6 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 ARCHIVE := .venv/spark.jsa
+PROCESSES ?= 0
 NO_PACKAGES := pip could not install the packages, and says above why. They are needed once, from a network: go online (pip heeds HTTPS_PROXY and PIP_INDEX_URL), then run make again.
 
 .DEFAULT_GOAL := help
@@ -51,9 +52,10 @@ tools:           ## Install nginx and Prometheus for the tests of the guides, wh
 $(ARCHIVE): $(STAMP)
 	@$(BIN)/python -m tests.spark.archive $(ARCHIVE) >/dev/null 2>&1 || touch $(ARCHIVE)
 
-# Most tests wait for something, so that one process more than two cores leaves none idle.
+# In one process unless told otherwise: kernels choose their ports before they bind them, and tests beside each other
+# now and then take one from another.
 unit: setup browser $(ARCHIVE)
-	@$(BIN)/pytest -m 'not alone' --numprocesses 3 --dist loadgroup --no-loadscope-reorder
+	@$(BIN)/pytest -m 'not alone' --numprocesses $(PROCESSES) --dist loadgroup --no-loadscope-reorder
 	@$(BIN)/pytest -m alone
 
 bench: setup     ## Measure Himalia beside its peers
