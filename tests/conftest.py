@@ -27,8 +27,8 @@ def _quick_java() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Quick tests first: a mistake shows in seconds. Of the slow ones Spark's, which take longest, begin."""
-    items.sort(key=lambda item: (is_slow(item), is_slow(item) and not needs_spark(item)))
+    """Quick tests first: a mistake shows in seconds."""
+    items.sort(key=is_slow)
     for item in items:
         # Those that share a server or a browser run in one process, and all that share the one Spark.
         group = "spark" if needs_spark(item) else f"{item.path}{' slow' * is_slow(item)}"
