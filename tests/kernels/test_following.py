@@ -202,8 +202,12 @@ def test_a_kernel_with_much_to_read_does_not_keep_others_waiting(
     last = 20 * BATCH_MAX
     long.write(*range(last + 1))
     short.write(0)
+    both_added = threading.Event()
+    # Otherwise it would depend on the machine how far the first is read before the second is there.
+    thread.call(lambda: both_added.wait(DEADLINE_S))
     thread.add(long.feed)
     thread.add(short.feed)
+    both_added.set()
     got.wait_for(f"long{last}")
     assert got.ids.index("short0") <= 3 * BATCH_MAX
 

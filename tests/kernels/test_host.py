@@ -6,13 +6,15 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from jupyter_client.connect import LocalPortCache
 
 from himalia.errors import (
     BadRequest,
@@ -144,6 +146,46 @@ async def test_kernel_that_never_answers(hosting: Hosting) -> None:
     await until(lambda: not hosting.left())
 
 
+@pytest.fixture
+def taken() -> Iterator[int]:
+    """A port that belongs to somebody else."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield listening.getsockname()[1]
+
+
+async def test_port_that_another_program_took(
+    hosting: Hosting, monkeypatch: pytest.MonkeyPatch, taken: int
+) -> None:
+    """Ports are chosen before the kernel listens on them: one that is taken by then costs a start, not the kernel."""
+    choose, chosen = LocalPortCache.find_available_port, [taken]
+    monkeypatch.setattr(
+        LocalPortCache,
+        "find_available_port",
+        lambda cache, ip: chosen.pop() if chosen else choose(cache, ip),
+    )
+    await hosting.open()
+    kernel = await hosting.start()
+    assert text_of(await hosting.run(kernel, "print('here')")) == "here\n"
+    assert kernel.process is not None
+    found = await hosting.records(kernel.id)
+    assert lives(found) == ["started", "restarting", "restarted"]
+    assert events(found, "restarted")[0]["pid"] == kernel.process.pid
+
+
+async def test_ports_that_are_always_taken(
+    hosting: Hosting, monkeypatch: pytest.MonkeyPatch, taken: int
+) -> None:
+    """A kernel that never finds a free port is given up, with what it said, and nothing stays behind."""
+    monkeypatch.setattr(LocalPortCache, "find_available_port", lambda cache, ip: taken)
+    host = await hosting.open()
+    with pytest.raises(KernelFailed, match="Address already in use"):
+        await hosting.start()
+    hosting.track()
+    assert not host.kernels
+    await until(lambda: not hosting.left())
+    assert not list(hosting.runtime.glob("*/kernels/*"))
+
+
 async def test_start_is_cancelled(hosting: Hosting) -> None:
     """Whoever starts a kernel may change their mind at any moment: nothing stays behind."""
     host = await hosting.open()
@@ -242,6 +284,32 @@ async def test_restart_whose_command_is_gone(hosting: Hosting) -> None:
     await until(lambda: not hosting.left())
     assert names(await hosting.records(kernel.id))[-1] == "died"
     assert not list(hosting.runtime.glob("*/kernels/*"))
+
+
+async def test_port_that_is_taken_while_it_restarts(hosting: Hosting) -> None:
+    """A kernel goes on elsewhere if its port is gone by the time its next process listens."""
+    await hosting.open(kernel_auto_restart=True)
+    kernel = await hosting.start()
+    assert kernel.process is not None and kernel.process.pid is not None
+    port = kernel.process.connection.shell_port
+    os.kill(kernel.process.pid, signal.SIGKILL)
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        await until(lambda: _binds(other, port))
+        other.listen()
+        found = await until_recorded(hosting, kernel.id, lambda found: names(found).count("restarted") == 2)
+        hosting.track()
+        assert (await hosting.run(kernel, "1+1")).status == "ok"
+    assert kernel.process.connection.shell_port != port
+    assert lives(found) == ["started", "died", "restarting", "restarting", "restarted", "restarted"]
+
+
+def _binds(other: socket.socket, port: int) -> bool:
+    try:
+        other.bind(("127.0.0.1", port))
+    except OSError:
+        return False
+    return True
 
 
 # Ending

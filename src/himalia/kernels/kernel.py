@@ -43,6 +43,8 @@ IDLE_WITHIN_S = 10.0
 STDIN_WITHIN_S = 2.0
 """How long to wait for the socket by which a kernel asks for input; one that has none runs without."""
 ASKED_MAX = 16
+STARTS_MAX = 4
+"""How often a process is started in all when other programs take its ports."""
 NOT_HEARD = "the kernel could not be heard for a while: it was restarted, or the connection broke"
 
 
@@ -335,7 +337,32 @@ class Kernel:
     # Listening
 
     async def _connect(self, connection: ConnectionInfo) -> None:
-        """Listen to a new process and wait until it answers, on IOPub too."""
+        """Listen to a new process and wait until it answers, on IOPub too; elsewhere if one of its ports is taken.
+
+        Ports are chosen before the process is there to listen on them, so another program can come first.
+        """
+        starts = 1
+        while True:
+            try:
+                await self._await_answer(connection)
+                return
+            except KernelFailed:
+                process = self.process
+                if process is None or not process.found_port_taken or self._ending or starts == STARTS_MAX:
+                    raise
+            await self._move(process)
+            starts += 1
+            connection = process.connection
+
+    async def _move(self, process: KernelProcess) -> None:
+        reason = "another program took one of its ports"
+        logger.warning("kernel %s is started on other ports: %s", self.id, reason)
+        await self.bridge.put(event_draft(self.id, KernelEvent.RESTARTING, reason=reason))
+        await self._disconnect()
+        await process.move()
+        await self.bridge.put(event_draft(self.id, KernelEvent.RESTARTED, pid=process.pid))
+
+    async def _await_answer(self, connection: ConnectionInfo) -> None:
         link = self._listen(connection)
         timeout_s = self._parts.settings.kernel_start_timeout_s
         try:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -17,6 +19,8 @@ from himalia.kernels.provisioner import KeeperProvisioner, let_go, reattach
 from himalia.settings import Settings
 
 LAST_WORDS_MAX = 600
+PORT_TAKEN = os.strerror(errno.EADDRINUSE)
+"""What a kernel says in whatever language it is written: the text is the system's, or ZeroMQ's, which is the same."""
 
 
 class KernelProcess:
@@ -140,13 +144,32 @@ class KernelProcess:
         keeper = self._provisioner.keeper
         return _clipped(keeper.log_tail() if keeper is not None else self._provisioner.last_log)
 
+    @property
+    def found_port_taken(self) -> bool:
+        """Whether it ended because something else took a port between its choice and the kernel's start."""
+        return bool(self.returncode) and PORT_TAKEN in self.last_words()
+
     async def interrupt(self) -> None:
         await self._manager.interrupt_kernel()
 
     async def restart(self) -> None:
         """End the process and start it again, on the same ports. Raises ``KernelFailed``."""
+        await self._start_again(self._manager.restart_kernel(now=False))
+
+    async def move(self) -> None:
+        """Start the process again, which has ended, on other ports. Raises ``KernelFailed``."""
+        self._provisioner.leave_ports()
+        starting = asyncio.ensure_future(self._start_again(self._manager.restart_kernel(now=True)))
         try:
-            await self._manager.restart_kernel(now=False)
+            await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            # Half started it could not be stopped.
+            await asyncio.wait({starting})
+            raise
+
+    async def _start_again(self, starting: Awaitable[None]) -> None:
+        try:
+            await starting
         except (KernelNotStarted, OSError) as error:
             raise KernelFailed(
                 f"kernel {self.name!r} cannot be started again: {error}{_said(self.last_words())}",

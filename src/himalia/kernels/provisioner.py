@@ -70,6 +70,15 @@ class KeeperProvisioner(LocalProvisioner):
         self.cwd = keeper.info.cwd
         self._was_waited_for = False
 
+    def leave_ports(self) -> None:
+        """Have the next launch look for other ports: something else took one of these before the kernel did."""
+        manager = self.parent
+        if manager is None or not self.ports_cached:
+            return
+        for port in manager.ports:
+            LocalPortCache.instance().return_port(port)
+        self.ports_cached = False
+
     # What jupyter_client asks
 
     @property
