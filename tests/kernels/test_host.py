@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -398,6 +399,23 @@ async def test_close_while_the_log_is_unwell(hosting: Hosting, when: str) -> Non
         lambda found: printed(found, request.id) == "".join(f"{i}\n" for i in range(500)) + "on\n",
     )
     assert not repeated(found)
+
+
+async def test_abandon_what_lost_a_cancellation(hosting: Hosting) -> None:
+    """An ending that is told to stop and goes on, as ``wait_for`` may have it, is told again."""
+    await hosting.open()
+    kernel = await hosting.start()
+
+    async def loses_the_first() -> None:
+        never = asyncio.Event()
+        with suppress(asyncio.CancelledError):
+            await never.wait()
+        await never.wait()
+
+    kernel._ending = asyncio.create_task(loses_the_first())
+    await asyncio.sleep(0)
+    await asyncio.wait_for(kernel.abandon(), 30)
+    assert len(hosting.left()) == 2, "the kernel and its keeper live on"
 
 
 # Attaching

@@ -220,12 +220,15 @@ class IopubThread:
 
     def stop(self) -> None:
         """Close all sockets; returns when the thread has ended. May be called again."""
-        if self._has_ended:
-            return
         self._stopping = True
-        self._wake()
+        with self._lock:
+            if self._has_ended:
+                return
+            self._wake()
         self._thread.join()
         with self._lock:
+            if self._has_ended:
+                return
             self._has_ended = True
             os.close(self._wake_read)
             os.close(self._wake_write)

@@ -42,6 +42,7 @@ IDLE_WITHIN_S = 10.0
 """How long a kernel may take from a reply to the idle that belongs to it."""
 STDIN_WITHIN_S = 2.0
 """How long to wait for the socket by which a kernel asks for input; one that has none runs without."""
+CANCEL_AGAIN_S = 0.5
 ASKED_MAX = 16
 STARTS_MAX = 4
 """How often a process is started in all when other programs take its ports."""
@@ -307,9 +308,11 @@ class Kernel:
         """Let go at once, whatever is under way: what is not in the log stays in the spool, if there is one."""
         self.bridge.abandon()
         for task in (self._ending, self._restarting):
-            if task is not None:
+            # More than once if need be: before Python 3.12 ``wait_for`` can lose a cancellation that comes just as
+            # what it waits for is done, such as the end of the process.
+            while task is not None and not task.done():
                 task.cancel()
-                await asyncio.wait({task})
+                await asyncio.wait({task}, timeout=CANCEL_AGAIN_S)
         self._ending = self._loop.create_task(self._let_go())
         await self._ending
 
