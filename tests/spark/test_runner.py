@@ -321,6 +321,26 @@ def test_killed_before_the_positions_are_known(
     assert activity(warehouse) == {topic: 5}
 
 
+def test_a_batch_that_was_begun_has_lost_nothing(
+    spark: SparkSession, server: RunningServer, publish: Publish, warehouse: Path, topic: str
+) -> None:
+    """What retention took of it is in ``messages``: it is neither a loss nor behind."""
+    server.create(topic, count=20)
+    publish(topic, *range(5))
+    options: dict[str, Any] = {"topics": [topic], "fail_on_data_loss": True}
+    run_once(server, warehouse, **options)
+    publish(topic, *range(10))
+    killed_after(1, server, warehouse, topic)
+    delete(server, "pipeline.positions")
+    publish(topic, *range(18))
+    until(lambda: first_of(server, topic) > 5)
+    told: list[Progress] = []
+    summary = run_once(server, warehouse, on_progress=told.append, **options)
+    assert (summary.batches, summary.rows, summary.lost) == (2, 28, 0)
+    assert [progress.lag for progress in told if progress.stage == "done"] == [18, 0]
+    assert offsets_of(warehouse, topic) == list(range(33))
+
+
 def test_forgetting_in_the_middle_of_a_batch(
     spark: SparkSession, server: RunningServer, publish: Publish, warehouse: Path, topic: str
 ) -> None:
@@ -359,6 +379,27 @@ def test_a_batch_that_fails_is_tried_again(
     failures += [OSError("for good")] * 3
     with pytest.raises(InternalError, match="failed 3 times, the last time with: for good"):
         run_once(server, warehouse, topics=[topic], feedback=False)
+
+
+def test_commits_that_seemed_to_fail(
+    spark: SparkSession, server: RunningServer, warehouse: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error behind a commit that was made, in every table in turn: the same run goes on, and no row is there twice."""
+    feed(server, busy_kernel("seemed", 2))
+    options: dict[str, Any] = {"topics": ["kernels.seemed"], "feedback": False}
+    run_once(server, warehouse.with_name("expected"), **options)
+    commit, failed = Table.commit, set[str]()
+
+    def failing_commit(table: Table, batch: int, staged: Staged, **options: Any) -> None:
+        commit(table, batch, staged, **options)
+        if table.path.name not in failed:
+            failed.add(table.path.name)
+            raise ConnectionFailed("the disk was slow to answer")
+
+    monkeypatch.setattr(Table, "commit", failing_commit)
+    run_once(server, warehouse, **options)
+    assert failed == {*TABLES, "requests", "positions"} - {"orphans"}
+    assert all_contents(warehouse) == all_contents(warehouse.with_name("expected"))
 
 
 # Running on

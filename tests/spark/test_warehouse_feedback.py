@@ -89,6 +89,41 @@ def test_a_row_too_long_for_a_message_is_told_without_its_lists(
     assert stored(server, "pipeline.long") == [{"ename": "ValueError", "truncated": True}]
 
 
+def test_a_text_too_long_for_a_message_is_cut(connected: Server, server: RunningServer) -> None:
+    """One error with a megabyte to say does not keep the others from being told."""
+    rows = pa.table({"ename": ["ValueError", "KeyError"], "last_evalue": ["E" * 1_200_000, "k"]})
+    assert Feedback(connected, "w1").publish("pipeline.text", 1, rows) == 2
+    cut, whole = stored(server, "pipeline.text")
+    assert cut == {"ename": "ValueError", "last_evalue": "E" * 4_000, "truncated": True}
+    assert whole == {"ename": "KeyError", "last_evalue": "k"}
+
+
+def test_a_topic_that_was_deleted_meanwhile_is_made_again(connected: Server, server: RunningServer) -> None:
+    """Whoever cleans up does not end the pipeline."""
+    feedback = Feedback(connected, "w1")
+    for batch in (1, 2):
+        assert feedback.publish("pipeline.again", batch, activity(("a", batch, batch))) == 1
+        if batch == 1:
+            with server.http(headers=server.headers) as http:
+                http.delete("/topics/pipeline.again").raise_for_status()
+    assert [row["messages"] for row in stored(server, "pipeline.again")] == [2]
+
+
+def test_a_server_that_takes_no_more_topics_ends_nothing(
+    serve: Callable[..., RunningServer], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is said with the server's own reason, and told again as soon as it can be."""
+    server = serve(kernels=False, topics_max=1)
+    server.create("only")
+    feedback = Feedback(Server(server.url, server.token), "w1")
+    with caplog.at_level(logging.WARNING, "himalia.spark"):
+        assert feedback.publish("pipeline.activity", 1, activity(("a", 7, 3))) == 0
+    assert "is not published to pipeline.activity this time" in caplog.text and "rights" not in caplog.text
+    with server.http(headers=server.headers) as http:
+        http.delete("/topics/only").raise_for_status()
+    assert feedback.publish("pipeline.activity", 2, activity(("a", 7, 3))) == 1
+
+
 def test_positions_are_told_in_one_message(connected: Server, server: RunningServer) -> None:
     """The newest holds them all; if there are more than a message can hold, as many as it can."""
     feedback = Feedback(connected, "w1")

@@ -105,6 +105,7 @@ class Pipeline:
         self._stopping = Stopping(STOP_WITHIN_S, self._cancel_jobs)
         self._group = f"himalia-pipeline-{uuid4()}"
         self._told_s = 0.0
+        self._losses_told_of = 0
         self._owns_spark = False
         self._stack: ExitStack
         self._spark: SparkSession
@@ -172,6 +173,8 @@ class Pipeline:
         while not self._stopping.is_asked:
             attempts += 1
             try:
+                if attempts > 1:
+                    self._warehouse.refresh()
                 return self._turn(ends)
             except Exception as error:
                 if self._stopping.is_asked:
@@ -179,7 +182,6 @@ class Pipeline:
                 is_patient = ends is None or time.monotonic() - began < AWAY_MAX_S
                 self._judge(error, attempts, is_patient=is_patient)
             self._stopping.wait(backoff.next_s())
-            self._warehouse.refresh()
         return False
 
     def _judge(self, error: Exception, attempts: int, *, is_patient: bool) -> None:
@@ -202,18 +204,22 @@ class Pipeline:
     def _turn(self, ends: Positions | None) -> bool:
         """One batch, if there is anything for one. ``ends`` are where to stop, if not at the end of the log."""
         number = self._warehouse.positions.batch + 1
-        backlog = self._backlog(ends)
-        plan = self._begun(number) or planned(backlog, records_max=self._batch_records, bytes_max=BATCH_BYTES)
+        begun = self._begun(number)
+        backlog = self._backlog(ends, begun)
+        plan = begun or planned(backlog, records_max=self._batch_records, bytes_max=BATCH_BYTES)
         if not plan.records:
             self._meter.idle(number - 1)
             return False
-        self._tell_losses(backlog)
-        self._meter.begin(number, plan.records, backlog.records - plan.records)
+        left = backlog.records
+        if begun is None:
+            left -= plan.records
+            self._tell_losses(number, backlog)
+        self._meter.begin(number, plan.records, left)
         written = self._run_batch(number, plan)
         self._meter.end(written)
         upkeep.tend(self._warehouse.tables.values(), self._warehouse.own, number)
         self._tell_positions(every_s=TELL_EVERY_S)
-        return ends is not None or backlog.records > plan.records
+        return ends is not None or left > 0
 
     def _begun(self, number: int) -> Plan | None:
         """The plan of a batch that a run was killed in, once its records are in ``messages``."""
@@ -238,15 +244,22 @@ class Pipeline:
     def _topics(self) -> list[TopicEnd]:
         return [topic for topic in self._server.topics() if is_read(topic.name, self._patterns)]
 
-    def _backlog(self, ends: Positions | None) -> Backlog:
-        topics = self._topics()
-        return backlog_of(topics if ends is None else until(topics, ends), self._warehouse.positions.next)
+    def _backlog(self, ends: Positions | None, begun: Plan | None) -> Backlog:
+        """What has not been read. What a batch that was begun holds has been: it is in ``messages``."""
+        topics, positions = self._topics(), self._warehouse.positions
+        return backlog_of(
+            topics if ends is None else until(topics, ends),
+            positions.next if begun is None else positions.after(begun),
+        )
 
-    def _tell_losses(self, backlog: Backlog) -> None:
+    def _tell_losses(self, number: int, backlog: Backlog) -> None:
         """What went before it was read is told, and counted; it is an error only if that was asked for."""
-        for sentence in backlog.losses:
-            logger.warning("%s: it was not read in time", sentence)
-        self._meter.lost += backlog.lost
+        if number != self._losses_told_of:
+            # A batch that is tried again has lost nothing more.
+            self._losses_told_of = number
+            self._meter.lost += backlog.lost
+            for sentence in backlog.losses:
+                logger.warning("%s: it was not read in time", sentence)
         if backlog.losses and self._fails_on_data_loss:
             raise DataLost("; ".join(backlog.losses[:LOSSES_TOLD_MAX]), lost=backlog.lost)
 

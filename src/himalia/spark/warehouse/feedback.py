@@ -15,8 +15,9 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from himalia.errors import BadRequest, HimaliaError, TopicNotFound, Unauthorized
+from himalia.errors import HimaliaError, TopicNotFound, Unauthorized
 from himalia.record import Position
+from himalia.spark.connector.patience import MOMENTARY
 from himalia.spark.warehouse.server import Server
 
 logger = logging.getLogger("himalia.spark")
@@ -28,6 +29,8 @@ BODY_ROWS = 1_000
 BODIES_MAX = 10_000
 """More bodies than this cannot come of one batch; their numbers follow the batch's."""
 ROW_BYTES_MAX = 500_000
+TEXT_LENGTH_MAX = 4_000
+"""Of each text in a row that is longer than that."""
 LEFT_OUT = ("histogram", "hour")
 """Columns that only merging needs."""
 
@@ -56,31 +59,36 @@ class Feedback:
         self._tell(POSITIONS_TOPIC, [_positions_payload(positions)], number)
 
     def _tell(self, topic: str, payloads: Sequence[bytes], sequence: int) -> bool:
-        """Whether it was published; if that is not allowed, it is said and forgotten."""
+        """Whether it was published. What does not pass by itself is said: the tables are whole without it."""
         if self._is_refused:
             return False
         try:
             self._publish(topic, payloads, sequence)
-        except (Unauthorized, BadRequest) as error:
+        except MOMENTARY:
+            raise
+        except Unauthorized as error:
             self._is_refused = True
             logger.warning(
                 "nothing is published to pipeline.*: %s. Give the token the rights publish and manage on "
                 "'pipeline.>', or run without feedback",
                 error.message,
             )
-        return not self._is_refused
+            return False
+        except HimaliaError as error:
+            logger.warning("what changed is not published to %s this time: %s", topic, error.message)
+            return False
+        return True
 
     def _publish(self, topic: str, payloads: Sequence[bytes], sequence: int) -> None:
-        if topic not in self._made:
-            self._server.create_topic(topic, POSITIONS_KEPT if topic == POSITIONS_TOPIC else None)
-            self._made.add(topic)
-        try:
-            self._server.publish(topic, payloads, producer=self._producer, sequence=sequence)
-        except HimaliaError as error:
-            if isinstance(error, TopicNotFound):
-                # Somebody deleted it meanwhile; the batch is tried again.
-                self._made.discard(topic)
-            raise
+        if topic in self._made:
+            try:
+                self._server.publish(topic, payloads, producer=self._producer, sequence=sequence)
+                return
+            except TopicNotFound:
+                pass  # somebody deleted it meanwhile
+        self._server.create_topic(topic, POSITIONS_KEPT if topic == POSITIONS_TOPIC else None)
+        self._made.add(topic)
+        self._server.publish(topic, payloads, producer=self._producer, sequence=sequence)
 
 
 def changed(rows: pa.Table, touched: pa.Table) -> pa.Table:
@@ -105,9 +113,13 @@ def _payload(row: dict[str, Any]) -> bytes:
     encoded = msgspec.json.encode(row)
     if len(encoded) <= ROW_BYTES_MAX:
         return encoded
-    # Only lists can be that long; what is told live need not hold all of them.
-    short = {name: value for name, value in row.items() if not isinstance(value, list)}
+    # Lists and texts can be that long; what is told live need not hold all of them.
+    short = {name: _shortened(value) for name, value in row.items() if not isinstance(value, list)}
     return msgspec.json.encode({**short, "truncated": True})
+
+
+def _shortened(value: Any) -> Any:
+    return value[:TEXT_LENGTH_MAX] if isinstance(value, str) else value
 
 
 def _bodies(payloads: Iterable[bytes]) -> Iterator[list[bytes]]:

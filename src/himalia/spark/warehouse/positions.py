@@ -29,8 +29,12 @@ class PositionsTable:
 
     def __init__(self, path: Path) -> None:
         self._table = Table(path, SCHEMA)
-        rows = self._table.delta.to_pyarrow_table().to_pylist()
-        self.next = {(row["topic"], row["epoch"]): int(row["offset"]) for row in rows}
+        self.next = self._read()
+
+    def refresh(self) -> None:
+        """After a failure: a commit may have been made that was not seen to succeed."""
+        self._table.refresh()
+        self.next = self._read()
 
     @property
     def batch(self) -> int:
@@ -48,7 +52,7 @@ class PositionsTable:
 
     def advance(self, batch: int, plan: Plan) -> None:
         """Commit that a batch is complete."""
-        after = {**self.next, **{(each.topic, each.epoch): each.stop for each in plan.ranges}}
+        after = self.after(plan)
         rows = pa.table(
             {
                 "topic": [topic for topic, _ in after],
@@ -59,6 +63,14 @@ class PositionsTable:
         self._table.commit(batch, self._table.stage_few(rows, batch), replacing_all=True)
         self.next = after
 
+    def after(self, plan: Plan) -> dict[tuple[str, str], int]:
+        """The positions as they are once a batch is complete."""
+        return {**self.next, **{(each.topic, each.epoch): each.stop for each in plan.ranges}}
+
     def by_topic(self, epochs: dict[str, str]) -> dict[str, Position]:
         """The positions in topics as they are now; 0 where nothing was read."""
         return {topic: Position(self.next.get((topic, epoch), 0), epoch) for topic, epoch in epochs.items()}
+
+    def _read(self) -> dict[tuple[str, str], int]:
+        rows = self._table.delta.to_pyarrow_table().to_pylist()
+        return {(row["topic"], row["epoch"]): int(row["offset"]) for row in rows}

@@ -32,7 +32,7 @@ class Warehouse:
 
     def refresh(self) -> None:
         """After a failure: see what was committed, and remove what was written and was not."""
-        for table in (*self.tables.values(), *self.own):
+        for table in (*self.tables.values(), self.requests, self.positions):
             table.refresh()
 
     @property
