@@ -232,6 +232,8 @@ def event_sentence(content: dict[str, Any]) -> str:
             return f"the kernel is being restarted: {reason}"
         case "restarted":
             return f"the kernel was restarted (process {content.get('pid')})"
+        case "moved":
+            return f"the kernel was started on other ports (process {content.get('pid')}): {reason}"
         case "interrupted":
             return "the kernel was interrupted"
         case "attached":

@@ -360,10 +360,10 @@ class Kernel:
     async def _move(self, process: KernelProcess) -> None:
         reason = "another program took one of its ports"
         logger.warning("kernel %s is started on other ports: %s", self.id, reason)
-        await self.bridge.put(event_draft(self.id, KernelEvent.RESTARTING, reason=reason))
         await self._disconnect()
         await process.move()
-        await self.bridge.put(event_draft(self.id, KernelEvent.RESTARTED, pid=process.pid))
+        # Not a restart: what waits goes on waiting.
+        await self.bridge.put(event_draft(self.id, KernelEvent.MOVED, pid=process.pid, reason=reason))
 
     async def _await_answer(self, connection: ConnectionInfo) -> None:
         link = self._listen(connection)

@@ -34,6 +34,7 @@ class KernelEvent(StrEnum):
     DIED = "died"
     RESTARTING = "restarting"
     RESTARTED = "restarted"
+    MOVED = "moved"
     INTERRUPTED = "interrupted"
     REATTACHED = "reattached"
     ATTACHED = "attached"
