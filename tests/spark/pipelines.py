@@ -58,6 +58,11 @@ def busy_kernel(kernel_id: str, requests: int = 4) -> list[Row]:
     return teller.rows
 
 
+def dead_kernel(kernel_id: str, requests: int = 4) -> list[Row]:
+    """The same, of a kernel that then dies: what it had open is closed, and what nobody knows an orphan."""
+    return [*busy_kernel(kernel_id, requests), Teller(kernel_id, epoch="end").event("died")]
+
+
 def run_once(server: RunningServer, warehouse: Path, **options: Any) -> Summary:
     with Pipeline(server.url, server.token, warehouse, **options) as pipeline:
         return pipeline.run_once()

@@ -173,6 +173,36 @@ PIECE = "0123456789abcde\n" * 4096  # 64 KiB
 PIECES_PER_BATCH = 400
 
 
+def test_a_kernel_that_is_gone_leaves_no_state(spark: SparkSession) -> None:
+    """However many there were: what they had open is closed, what waited is an orphan, nothing is remembered."""
+    rows: list[Row] = []
+    for number, event in enumerate(("died", "stopped") * 5):
+        teller = Teller(f"gone{number}")
+        teller.busy("its own request for information")
+        teller.whole("r1", "x")
+        teller.queued("r2")
+        teller.event(event)
+        # The server tells what became of its requests after that of the kernel.
+        teller.closed("r2", "died")
+        rows += teller.rows
+    with interpreted(spark):
+        folded = fold(spark, [rows])
+    assert folded.state.count() == 0
+    assert len(folded.closed) == 20 and len(folded.orphans) == 10
+
+
+def test_a_clock_that_is_set_back_ends_nothing_before_it_began(spark: SparkSession) -> None:
+    """A topic that is created again at what seems an earlier time: the old one's request ends when last heard of."""
+    before, after = Teller("back", epoch="b", at=AN_HOUR_S), Teller("back", epoch="a")
+    before.queued("r")
+    before.busy("r", at=AN_HOUR_S + 5)
+    after.whole("q")
+    with interpreted(spark):
+        folded = fold(spark, [before.rows, after.rows])
+    [stale] = [row for row in folded.closed if row["status"] == "stale"]
+    assert (stale["finished"], stale["run_ms"]) == (before.rows[-1].us, 0)
+
+
 @pytest.mark.slow
 def test_100_mb_in_one_cell(spark: SparkSession) -> None:
     """The beginning and the end are kept, the size is exact, and between batches it is one small row."""

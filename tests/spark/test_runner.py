@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from himalia.client.backoff import Backoff
 from himalia.errors import ConnectionFailed, DataLost, InternalError, Unauthorized, WarehouseLocked
 from himalia.spark.connector.columns import READ_SCHEMA
 from himalia.spark.pipeline import errors, executions, kernel_health, orphans, topic_activity
@@ -31,6 +32,7 @@ from tests.spark.pipelines import (
     all_contents,
     busy_kernel,
     contents,
+    dead_kernel,
     feed,
     offsets_of,
     run_once,
@@ -280,7 +282,7 @@ def test_killed_between_any_two_commits(spark: SparkSession, server: RunningServ
     """
     options: dict[str, Any] = {"topics": ["kernels.killed"]}
     expected, warehouse = tmp_path / "expected", tmp_path / "warehouse"
-    story = busy_kernel("killed", 2)
+    story = dead_kernel("killed", 2)
     # The second batch goes on from a state: a request is open, and a message waits.
     feed(server, story[:12])
     run_once(server, expected, **options)
@@ -302,8 +304,8 @@ def test_killed_between_any_two_commits(spark: SparkSession, server: RunningServ
                 assert mortal.is_dead
             else:
                 break
-    # Every table but orphans, which nobody is yet; the state; the positions.
-    assert deaths == len(TABLES) - 1 + 2
+    # Every table, the state, the positions.
+    assert deaths == len(TABLES) + 2
     assert all_contents(warehouse) == all_contents(expected)
     assert published(server) == {name: 2 * told[name] - before[name] for name in told}
 
@@ -381,25 +383,36 @@ def test_a_batch_that_fails_is_tried_again(
         run_once(server, warehouse, topics=[topic], feedback=False)
 
 
-def test_commits_that_seemed_to_fail(
-    spark: SparkSession, server: RunningServer, warehouse: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.slow
+@pytest.mark.parametrize("is_made", [False, True], ids=["not made", "made"])
+def test_every_commit_fails_once(
+    spark: SparkSession,
+    server: RunningServer,
+    warehouse: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_made: bool,
 ) -> None:
-    """An error behind a commit that was made, in every table in turn: the same run goes on, and no row is there twice."""
-    feed(server, busy_kernel("seemed", 2))
-    options: dict[str, Any] = {"topics": ["kernels.seemed"], "feedback": False}
+    """An error instead of a commit, or behind one, in every table in turn: the run goes on, each row is there once."""
+    topic = f"kernels.fails{is_made}"
+    feed(server, dead_kernel(topic.removeprefix("kernels."), 2))
+    options: dict[str, Any] = {"topics": [topic], "feedback": False}
     run_once(server, warehouse.with_name("expected"), **options)
     commit, failed = Table.commit, set[str]()
 
     def failing_commit(table: Table, batch: int, staged: Staged, **options: Any) -> None:
-        commit(table, batch, staged, **options)
-        if table.path.name not in failed:
-            failed.add(table.path.name)
+        is_first = table.path.name not in failed
+        failed.add(table.path.name)
+        if is_made or not is_first:
+            commit(table, batch, staged, **options)
+        if is_first:
             raise ConnectionFailed("the disk was slow to answer")
 
     monkeypatch.setattr(Table, "commit", failing_commit)
+    monkeypatch.setattr(Backoff, "next_s", lambda backoff: 0.0)
     run_once(server, warehouse, **options)
-    assert failed == {*TABLES, "requests", "positions"} - {"orphans"}
+    assert failed == {*TABLES, "requests", "positions"}
     assert all_contents(warehouse) == all_contents(warehouse.with_name("expected"))
+    assert contents(warehouse, "orphans")
 
 
 # Running on

@@ -22,6 +22,7 @@ ENDINGS = {
     "stopped": ("aborted", "the kernel was stopped"),
     "restarting": ("aborted", "the kernel was restarted"),
 }
+FINAL = ("died", "stopped")
 PATIENCE_US = 60_000_000
 
 
@@ -112,8 +113,7 @@ class _Epoch:
             self._take(_read(row))
         if superseded_us is not None:
             self._end_all(superseded_us, "stale", "the topic was deleted")
-            self.requests.clear()
-            self._expire(lambda _: True)
+            self._forget_all()
         for request_id, request in self.requests.items():
             if request.closed is None:
                 self.result.running.append(_execution(request_id, request))
@@ -127,6 +127,10 @@ class _Epoch:
             if request.closed is not None and now_us - request.heard_us > PATIENCE_US:
                 del self.requests[request_id]
 
+    def _forget_all(self) -> None:
+        self.requests.clear()
+        self._expire(lambda _: True)
+
     def _expire(self, is_hopeless: Any) -> None:
         for request_id, messages in self.waiting.items():
             for message in messages:
@@ -137,7 +141,7 @@ class _Epoch:
     def _end_all(self, us: int, status: str, reason: str) -> None:
         for request_id, request in self.requests.items():
             if request.closed is None:
-                self._close(request_id, request, us, status, reason)
+                self._close(request_id, request, max(us, request.heard_us), status, reason)
 
     def _close(self, request_id: str, request: Request, us: int, status: str, reason: str) -> None:
         request.close(us, status, reason)
@@ -149,6 +153,8 @@ class _Epoch:
             status, words = ENDINGS[record.text("event") or ""]
             reason = record.text("reason")
             self._end_all(record.row.us, status, f"{words}: {reason}" if reason else words)
+            if record.text("event") in FINAL:
+                self._forget_all()
         if not record.request_id:
             return
         request = self.requests.get(record.request_id)

@@ -2,7 +2,9 @@
 
 Time is the records' own: a topic's time is that of its newest record, and a rule that waits for it to pass never looks
 at a clock on a wall. An *ending* is an event after which nothing that ran goes on: the kernel died, was stopped, or is
-restarted. And where a topic was deleted and created again, what the old one had open stays unanswered.
+restarted. The first two are *final*: nothing that the process said comes after them, so nothing has to be remembered
+of it, whether or not the topic's time goes on. And where a topic was deleted and created again, what the old one had
+open stays unanswered.
 
 All of this is small, one row per topic and few endings, so it is fetched first (one job that reads six columns): the
 fold then joins it as a table that is known, which costs no further stages.
@@ -34,13 +36,21 @@ _ENDING = """
                 else 'the kernel was restarted'
             end,
             nullif(reason, '')
-        )
+        ),
+        'is_final', event in ('died', 'stopped')
     )) filter (where event in ('died', 'stopped', 'restarting'))
 """
 _BLOCK_BITS = 8
 
 _ENDING_TYPE = pa.struct(
-    [("offset", pa.int64()), ("us", pa.int64()), ("status", pa.string()), ("reason", pa.string())]
+    [
+        ("offset", pa.int64()),
+        ("us", pa.int64()),
+        ("status", pa.string()),
+        ("reason", pa.string()),
+        ("final_at", pa.int64()),
+        ("final_before", pa.int64()),
+    ]
 )
 _TOPICS = pa.schema(
     [
@@ -49,6 +59,7 @@ _TOPICS = pa.schema(
         ("topic_us", pa.int64()),
         ("superseded_us", pa.int64()),
         ("first_ending", _ENDING_TYPE),
+        ("last_final", pa.int64()),
     ]
 )
 _FURTHER = pa.schema(
@@ -69,6 +80,7 @@ class Clock:
     - ``topic_us``: the topic's time at the end of the batch; null if the batch has nothing of it
     - ``superseded_us``: when the next epoch of the topic began; null if none did
     - ``first_ending`` of it in the batch; null if there is none
+    - ``last_final``: the offset of its last final ending in the batch; null if there is none
     """
 
     def __init__(self, state: DataFrame, iopub: DataFrame) -> None:
@@ -107,8 +119,29 @@ def _topics(rows: Sequence[Row]) -> Iterator[tuple[Any, ...]]:
         epochs.sort(key=lambda row: (row.first_us or 0, row.epoch))
         for row, newer in zip(epochs, [*epochs[1:], None], strict=True):
             superseded_us = newer.first_us if newer is not None else None
-            first_ending = row.endings[0].asDict() if row.endings else None
-            yield row.topic, row.epoch, row.last_us, superseded_us, first_ending
+            endings = _endings(row)
+            finals = [ending["offset"] for ending in endings if ending["is_final"]]
+            yield (
+                row.topic,
+                row.epoch,
+                row.last_us,
+                superseded_us,
+                endings[0] if endings else None,
+                finals[-1] if finals else None,
+            )
+
+
+def _endings(row: Row) -> list[dict[str, Any]]:
+    """The endings of a topic, each with the final one that follows it or that it is, and the one before it."""
+    endings = [ending.asDict() for ending in row.endings or ()]
+    before = None
+    for ending in endings:
+        ending["final_before"] = before
+        before = ending["offset"] if ending["is_final"] else before
+    after = None
+    for ending in reversed(endings):
+        ending["final_at"] = after = ending["offset"] if ending["is_final"] else after
+    return endings
 
 
 def _further_endings(rows: Sequence[Row]) -> Iterator[tuple[Any, ...]]:
@@ -119,9 +152,9 @@ def _further_endings(rows: Sequence[Row]) -> Iterator[tuple[Any, ...]]:
     """
     for row in rows:
         blocks: dict[int, list[dict[str, Any]]] = defaultdict(list)
-        for before, ending in pairwise(row.endings or ()):
-            for block in range(before.offset >> _BLOCK_BITS, (ending.offset >> _BLOCK_BITS) + 1):
-                blocks[block].append(ending.asDict())
+        for before, ending in pairwise(_endings(row)):
+            for block in range(before["offset"] >> _BLOCK_BITS, (ending["offset"] >> _BLOCK_BITS) + 1):
+                blocks[block].append(ending)
         for block, endings in blocks.items():
             yield row.topic, row.epoch, block, endings
 

@@ -9,7 +9,8 @@ Decided record by record, in the order of the topic, from *marks*: the few recor
   ``died``; when it is stopped or restarted, ``aborted``; when the topic is deleted and created again, ``stale``.
 - What comes later is **late**. While there are never more than 60 s between the records of a closed request it is
   remembered; a record after a longer pause finds it **forgotten**, as if it had never been: it may appear again, as
-  another *life*.
+  another *life*. When the kernel has died or was stopped, all that was before is forgotten at once, and nothing that
+  it said before belongs to a request that appears later.
 
 All of this is a function of the records alone, so that where a batch was cut cannot matter. It is written as one
 expression, a fold over the marks of a request, because Spark then keeps no state but ours.
@@ -31,8 +32,11 @@ DELETED = "the topic was deleted"
 AT_THE_END = 2**63 - 1
 """After all records: the last life lasts until there, and a request whose topic was deleted closes there."""
 
-ENDING = "struct<offset: bigint, us: bigint, status: string, reason: string>"
-"""An event after which nothing that ran goes on, see ``clock``."""
+ENDING = """struct<
+    offset: bigint, us: bigint, status: string, reason: string, final_at: bigint, final_before: bigint
+>"""
+"""An event after which nothing that ran goes on, see ``clock``. ``final_at`` is the offset of the first that is final,
+itself or a later one; ``final_before`` that of the last final one before it. Both of this batch, or null."""
 
 CARRIED = """struct<
     is_queued: boolean, is_sent: boolean, is_idle: boolean, has_failed: boolean, reply: string,
@@ -46,6 +50,7 @@ _LIFE = {
     "until": "bigint",
     "appeared_at": "bigint",
     "appeared_us": "bigint",
+    "barred_at": "bigint",
     "is_queued": "boolean",
     "is_sent": "boolean",
     "is_idle": "boolean",
@@ -60,20 +65,21 @@ _LIFE = {
 }
 LIFE = f"struct<{', '.join(f'{name}: {kind}' for name, kind in _LIFE.items())}>"
 """One life of a request in a batch. ``*_at`` are offsets, ``*_us`` times. Records from ``start`` to before
-``until`` are its own. ``ending`` is the first after it appeared. One that goes on from the state appeared at -1,
-and one that was closed there closed at -1."""
+``until`` are its own, but for those before ``barred_at``. ``ending`` is the first after it appeared. One that goes on
+from the state appeared at -1, and one that was closed there closed at -1."""
 
 FLAGS = {"is_queued": 1, "is_sent": 2, "is_idle": 4, "has_failed": 8}
 """The bits of what is yes or no, where a life goes with each of many records."""
 
 
-def lives(marks: str, carried: str, ending: str, superseded_us: str) -> Column:
+def lives(marks: str, carried: str, ending: str, last_final: str, superseded_us: str) -> Column:
     """The lives of one request in a batch, in order: an array of ``LIFE``, never empty. The arguments name columns:
 
     ``marks`` in order, each a struct of ``offset``, ``us``, ``previous_us`` (of the record of this request before it,
     null for the first of a batch), ``kind`` (null if it only ends a pause), ``status``, ``reason`` and ``further`` (the
     first ending after it, if it is not before the topic's first); ``carried``, what the state has of it, or null;
-    ``ending``, the first of the topic; ``superseded_us``, when another epoch of the topic began.
+    ``ending``, the first of the topic, and ``last_final``, the offset of its last final one; ``superseded_us``, when
+    another epoch of the topic began.
     """
     known = ("is_queued", "is_sent", "is_idle", "has_failed", "reply", "closed_us", "heard_us")
     going_on = _life(
@@ -87,6 +93,7 @@ def lives(marks: str, carried: str, ending: str, superseded_us: str) -> Column:
     )
     superseded = _closed("life", str(AT_THE_END), superseded_us, "'stale'", f"'{DELETED}'")
     last = f"if({_is_open('life')} and {superseded_us} is not null, {superseded}, life)"
+    parts = f"if({_IS_OVER}, array({_UNTIL_FINAL}, {_fresh(_AFTER_FINAL)}), array(life))"
     return F.expr(f"""
         aggregate(
             coalesce({marks}, array()),
@@ -94,8 +101,11 @@ def lives(marks: str, carried: str, ending: str, superseded_us: str) -> Column:
                 'past', cast(array() as array<{LIFE}>),
                 'now', if({carried} is null, {_fresh("-1")}, {going_on})
             ),
-            (done, mark) -> {_step(ending)},
-            done -> array_append(done.past, {_let("life", _ended("done.now", str(AT_THE_END)), last)})
+            (done, mark) -> {_step(ending, last_final)},
+            done -> concat(
+                done.past,
+                {_let("life", _ended("done.now", str(AT_THE_END)), _let("life", last, parts))}
+            )
         )
     """)
 
@@ -150,21 +160,34 @@ _IS_FORGOTTEN = f"""
 """
 
 
-def _noted(ending: str) -> str:
+_IS_OVER = "life.closed_at is not null and life.ending.final_at is not null"
+"""It closed, and since then the kernel died or was stopped, somewhere in the batch."""
+_AFTER_FINAL = "life.ending.final_at + 1"
+_UNTIL_FINAL = _life("life", until=_AFTER_FINAL)
+
+
+def _noted(ending: str, last_final: str) -> str:
     """A life and what a mark says, once it has appeared."""
     following = f"if({ending}.offset > mark.offset, {ending}, mark.further)"
     is_reply, replied = f"mark.kind = '{REPLY}'", "if(mark.status in ('error', 'aborted'), mark.status, 'ok')"
-    return _life(
+    noted = _life(
         "life",
         appeared_at="coalesce(life.appeared_at, mark.offset)",
         appeared_us="if(life.appeared_at is null, mark.us, life.appeared_us)",
-        ending=f"if(life.appeared_at is null, {following}, life.ending)",
+        # Where no ending follows, all of the topic's are before.
+        barred_at=f"""case
+            when life.appeared_at is not null then life.barred_at
+            when following is null then {last_final}
+            else following.final_before
+        end""",
+        ending="if(life.appeared_at is null, following, life.ending)",
         is_queued=f"life.is_queued or mark.kind = '{QUEUED}'",
         is_sent=f"life.is_sent or mark.kind = '{SENT}'",
         is_idle=f"life.is_idle or mark.kind = '{IDLE}'",
         has_failed=f"life.has_failed or mark.kind = '{ERROR}'",
         reply=f"if({is_reply}, {replied}, life.reply)",
     )
+    return _let("following", following, noted)
 
 
 _CLOSED_BY_IT = f"""
@@ -188,28 +211,31 @@ _CLOSED_BY_IT = f"""
 """
 
 
-def _taken(ending: str) -> str:
+def _taken(ending: str, last_final: str) -> str:
     """A life after a mark of its own; before it appeared and after it closed, others change nothing."""
     return f"""
         case
             when life.closed_at is not null or mark.kind is null then life
             when life.appeared_at is null and mark.kind not in ({_listed(APPEARING)}) then life
-            else {_let("life", _noted(ending), _CLOSED_BY_IT)}
+            else {_let("life", _noted(ending, last_final), _CLOSED_BY_IT)}
         end
     """
 
 
-def _step(ending: str) -> str:
+def _step(ending: str, last_final: str) -> str:
     """All lives after one more mark."""
+
+    def anew(life: str, start: str) -> str:
+        return f"named_struct('past', array_append(done.past, {life}), 'now', {_fresh(start)})"
+
+    begun = f"""case
+        when {_IS_OVER} and life.ending.final_at < mark.offset then {anew(_UNTIL_FINAL, _AFTER_FINAL)}
+        when {_IS_FORGOTTEN} then {anew(_life("life", until="mark.offset"), "mark.offset")}
+        else named_struct('past', done.past, 'now', life)
+    end"""
+    taken = _let("life", "begun.now", _taken(ending, last_final))
     return _let(
         "life",
         _ended("done.now", "mark.offset"),
-        f"""if(
-            {_IS_FORGOTTEN},
-            named_struct(
-                'past', array_append(done.past, {_life("life", until="mark.offset")}),
-                'now', {_let("life", _fresh("mark.offset"), _taken(ending))}
-            ),
-            named_struct('past', done.past, 'now', {_taken(ending)})
-        )""",
+        _let("begun", begun, f"named_struct('past', begun.past, 'now', {taken})"),
     )

@@ -11,7 +11,8 @@ waiting    a message of IOPub whose request may still appear
 ========== ===============================================================================================
 
 ``carried`` is what the next batch needs of it: open requests with their sums so far, closed ones for as long as they
-are remembered, waiting messages for 60 s of their topic's time. However long a cell prints, its row stays small.
+are remembered, waiting messages for 60 s of their topic's time, and nothing of a kernel that is gone. However long a
+cell prints, its row stays small.
 
 Folding is associative: any way of cutting the log into batches gives the same rows. It reads ``iopub`` several times,
 so that is best read back from where it was written.
@@ -156,7 +157,7 @@ def _courses(state: DataFrame, fresh: DataFrame, clock: Clock) -> DataFrame:
     is_mark = (
         f"us is not null and (kind is not null or previous_us is null or us - previous_us > {PATIENCE_US})"
     )
-    lives = course.lives("marks", "carried", "first_ending", "superseded_us")
+    lives = course.lives("marks", "carried", "first_ending", "last_final", "superseded_us")
     return (
         rows.groupBy(*KEY)
         .agg(
@@ -167,7 +168,7 @@ def _courses(state: DataFrame, fresh: DataFrame, clock: Clock) -> DataFrame:
         .select(*KEY, F.explode(lives).alias("life"))
         .selectExpr(
             *KEY,
-            *(f"life.{name}" for name in ("start", "appeared_us", *_DECIDED)),
+            *(f"life.{name}" for name in ("start", "appeared_us", "barred_at", *_DECIDED)),
             f"{course.flags('life')} as flags",
         )
     )
@@ -183,9 +184,8 @@ def _placed(state: DataFrame, fresh: DataFrame, courses: DataFrame) -> DataFrame
     same = " and ".join(f"row.{name} = life.{name}" for name in KEY)
     is_iopub = f"coalesce(channel in ({_quoted(IOPUB_CHANNELS)}), false)"
     is_early = "offset < appeared_at"
-    is_unclaimed = f"""
-        {is_iopub} and (appeared_at is null or ({is_early} and appeared_us - us > {PATIENCE_US}))
-    """
+    is_too_early = f"{is_early} and (appeared_us - us > {PATIENCE_US} or coalesce(offset < barred_at, false))"
+    is_unclaimed = f"{is_iopub} and (appeared_at is null or ({is_too_early}))"
     is_counted = f"""
         us is not null and appeared_at is not null and not ({is_unclaimed})
         and ({is_iopub} or not {is_early}) and (closed_at is null or offset <= closed_at)
@@ -299,7 +299,8 @@ def _judged(summed: DataFrame, state: DataFrame, clock: Clock) -> DataFrame:
     before = state.where("life is not null").selectExpr(*KEY, "life.heard_us", "sums as before")
     verdict = f"""case
         when message is not null then if(
-            superseded_us is not null or appeared_at is not null or topic_us - message.us > {PATIENCE_US},
+            superseded_us is not null or appeared_at is not null or topic_us - message.us > {PATIENCE_US}
+                or last_final > message.offset,
             '{ORPHAN}', '{WAITING}'
         )
         when appeared_at is null then null
@@ -317,7 +318,14 @@ def _judged(summed: DataFrame, state: DataFrame, clock: Clock) -> DataFrame:
         summed.join(before.withColumn("start", F.lit(-1)), [*KEY, "start"], "left")
         .join(clock.topics, ["topic", "epoch"])
         .withColumns(
-            {"verdict": F.expr(verdict), "last_us": F.expr("greatest(last_us, heard_us, closed_us)")}
+            {
+                "verdict": F.expr(verdict),
+                "last_us": F.expr("greatest(last_us, heard_us, closed_us)"),
+                # The clock may have been set back before the topic was created again.
+                "closed_us": F.expr(
+                    f"if(closed_at = {course.AT_THE_END}, greatest(last_us, heard_us, closed_us), closed_us)"
+                ),
+            }
         )
         .where("verdict is not null")
         .selectExpr(

@@ -320,8 +320,10 @@ class Batch:
 
 @contextmanager
 def _all_of(work: list[Future[Any]]) -> Iterator[list[Future[Any]]]:
-    """Leave the block only when all of the work has ended, also when the block itself fails."""
+    """Leave the block only when all of the work has ended, also when the block itself fails; raise what it raised."""
     try:
         yield work
     finally:
         wait(work)
+    for each in work:
+        each.result()
