@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import pytest
 
 from himalia.errors import BadRequest
-from himalia.spark.connector.options import At, read_options, write_options
+from himalia.spark.connector.options import BODIES_MAX, SEQUENCE_MAX, At, read_options, write_options
 
 
 def test_names_are_compared_without_their_case() -> None:
@@ -112,3 +112,13 @@ def test_writing_has_options_of_its_own() -> None:
         write_options({"subscribe": "orders"})
     with pytest.raises(BadRequest, match="valueFormat is json or string, not 'xml'"):
         write_options({"valueFormat": "xml"})
+
+
+def test_a_sequence_is_one_that_the_server_can_store() -> None:
+    """With the numbers of all bodies that a task may send: 63 bits. A date fits, a time to the second does not."""
+    assert write_options({"sequence": str(SEQUENCE_MAX)}).sequence == SEQUENCE_MAX
+    assert SEQUENCE_MAX * BODIES_MAX + BODIES_MAX - 1 == (1 << 63) - 1
+    for number in (str(SEQUENCE_MAX + 1), "20261116093000"):
+        told = f"option sequence is a whole number from 0 to {SEQUENCE_MAX}, not '{number}'"
+        with pytest.raises(BadRequest, match=told):
+            write_options({"sequence": number})

@@ -10,6 +10,7 @@ from himalia.errors import BadRequest
 from himalia.spark.connector import progress
 from himalia.spark.connector.options import EARLIEST, LATEST, At, read_options
 from himalia.spark.connector.planning import TopicState, batch_ranges, chosen, range_of, unknown
+from himalia.spark.connector.progress import Position
 from himalia.spark.connector.ranges import RANGE_COST, Range, grouped
 
 ORDERS = TopicState("orders", "e1", first=10, end=50)
@@ -131,9 +132,10 @@ def test_with_more_topics_than_records_those_that_wait_longest_come_first() -> N
 
 def test_positions_survive_the_checkpoint() -> None:
     """Spark compares checkpoints as text, so equal positions are equal text."""
-    positions = {"b": At(3, "e"), "a": At(0, "f")}
+    positions = {"b": Position(3, "e", begin=1), "a": Position(0, "f")}
     checkpoint = progress.encoded(positions)
     assert list(checkpoint) == ["a", "b"]
+    assert checkpoint["a"] == {"offset": 0, "epoch": "f"}
     assert progress.decoded(checkpoint) == positions
     assert progress.encoded(progress.decoded(checkpoint)) == checkpoint
 
@@ -144,26 +146,43 @@ def test_a_topic_that_appears_is_read_from_its_first_record() -> None:
     losses: list[str] = []
     ranges = progress.unread({}, topics, losses, None)
     reached = progress.after({}, ranges, topics)
-    assert reached == {"orders": At(50, "e1")}
-    assert progress.between({}, reached, {"orders": 10}) == [Range("orders", "e1", 10, 50)]
+    assert reached == {"orders": Position(50, "e1", begin=10)}
+    assert progress.between({}, reached) == [Range("orders", "e1", 10, 50)]
     assert not losses
 
 
+def test_where_a_topic_began_is_known_for_as_long_as_nothing_follows() -> None:
+    """The position stays the same, to the letter, until there is more to read; then what was before says it."""
+    topics, longer = {"orders": ORDERS}, {"orders": TopicState("orders", "e1", 10, 60)}
+    first = progress.after({}, progress.unread({}, topics, [], None), topics)
+    assert progress.after(first, progress.unread(first, topics, [], None), topics) == first
+    second = progress.after(first, progress.unread(first, longer, [], None), longer)
+    assert second == {"orders": Position(60, "e1")}
+    assert progress.between(first, second) == [Range("orders", "e1", 50, 60)]
+
+
 def test_a_topic_that_vanishes_is_a_loss_and_forgotten() -> None:
-    losses: list[str] = []
-    positions = {"orders": At(20, "e1")}
-    ranges = progress.unread(positions, {}, losses, None)
-    assert progress.after(positions, ranges, {}) == {}
-    assert losses == ["topic 'orders' was deleted: what it held from offset 20 on is gone"]
+    positions = {"orders": Position(20, "e1")}
+    assert progress.after(positions, progress.unread(positions, {}, [], None), {}) == {}
+    assert progress.left(positions, {}, {}) == [
+        "topic 'orders' was deleted: what it held from offset 20 on is gone"
+    ]
+
+
+def test_a_topic_that_is_not_asked_for_any_more_was_not_deleted() -> None:
+    positions = {"orders": Position(20, "e1"), "other": Position(3, "e")}
+    assert progress.left(positions, {"other"}, {"orders", "other"}) == [
+        "topic 'orders' is not to be read any more: it is left out from offset 20 on"
+    ]
 
 
 def test_a_topic_that_was_created_again_is_a_loss_and_begins_anew() -> None:
     losses: list[str] = []
-    positions = {"orders": At(20, "e0")}
+    positions = {"orders": Position(20, "e0")}
     ranges = progress.unread(positions, {"orders": ORDERS}, losses, None)
     reached = progress.after(positions, ranges, {"orders": ORDERS})
-    assert reached == {"orders": At(50, "e1")}
-    assert progress.between(positions, reached, {"orders": 10}) == [Range("orders", "e1", 10, 50)]
+    assert reached == {"orders": Position(50, "e1", begin=10)}
+    assert progress.between(positions, reached) == [Range("orders", "e1", 10, 50)]
     assert losses == [
         "topic 'orders' was deleted and created again, or restored (its epoch is e1, not e0): "
         "what it held from offset 20 on is gone"
@@ -172,7 +191,7 @@ def test_a_topic_that_was_created_again_is_a_loss_and_begins_anew() -> None:
 
 def test_retention_that_overtakes_a_stream_is_a_loss() -> None:
     losses: list[str] = []
-    progress.unread({"orders": At(4, "e1")}, {"orders": ORDERS}, losses, None)
+    progress.unread({"orders": Position(4, "e1")}, {"orders": ORDERS}, losses, None)
     assert losses == ["topic 'orders': offsets 4 to 9 are gone"]
 
 
@@ -184,7 +203,7 @@ def test_a_stream_that_is_to_end_goes_no_further() -> None:
         "new": TopicState("new", "e", 0, 5),
         "other": TopicState("other", "e2", 0, 99),
     }
-    positions = {"orders": At(20, "e1"), "other": At(3, "e0")}
+    positions = {"orders": Position(20, "e1"), "other": Position(3, "e0")}
     reached = progress.after(positions, progress.unread(positions, topics, [], until), topics)
-    assert reached == {"orders": At(30, "e1"), "other": At(3, "e0")}
+    assert reached == {"orders": Position(30, "e1"), "other": Position(3, "e0")}
     assert progress.after(reached, progress.unread(reached, topics, [], until), topics) == reached

@@ -280,6 +280,21 @@ def test_a_connection_that_breaks_is_made_again(server: RunningServer, publish: 
     assert [offset for batch in batches for offset in batch.column("offset").to_pylist()] == list(range(3000))
 
 
+def test_the_time_that_a_reader_takes_is_not_the_servers(server: RunningServer, publish: Publish) -> None:
+    """A connection that breaks after a batch was worked on for longer than patience lasts is made again too."""
+    publish("slow", *("x" * 1000 + str(number) for number in range(7000)))
+    wanted, patience_s = Range("slow", state_of(server, "slow")["epoch"], 0, 7000), 1.0
+    # One piece of 4 MiB and a part of the second.
+    with cutting(server.url, 6_000_000) as proxy, Connection(Address(proxy.url, server.token)) as connection:
+        batches = fetched(connection, wanted, patience_s, lambda *loss: pytest.fail(str(loss)))
+        rows = next(batches).num_rows
+        # There is no event to wait for: that time goes by is the case.
+        time.sleep(1.2 * patience_s)
+        rows += sum(batch.num_rows for batch in batches)
+        assert proxy.cuts == []
+    assert rows == 7000
+
+
 def test_a_server_that_stays_away_is_told(server: RunningServer) -> None:
     """When patience is at its end, and not before."""
     with socket.create_server(("127.0.0.1", 0)) as nobody:

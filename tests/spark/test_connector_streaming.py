@@ -5,22 +5,25 @@ from __future__ import annotations
 import logging
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.streaming.query import StreamingQuery
 
 from himalia.errors import BadRequest, ConnectionFailed, DataLost, TopicNotFound
 from himalia.settings import Settings
+from himalia.spark.connector.ranges import Range
 from himalia.spark.connector.reading import RangesPartition
 from himalia.spark.connector.streaming import StreamReader
 from tests.serving import DEADLINE_S, RunningServer
-from tests.spark.test_connector_reading import recreate, shorten
+from tests.spark.pipelines import until
+from tests.spark.test_connector_reading import recreate, shorten, state_of
 
 Publish = Callable[..., None]
 ALL = ReadAllAvailable()
@@ -37,6 +40,10 @@ def values_of(reader: StreamReader, start: dict[str, Any], end: dict[str, Any]) 
         for batch in reader.read(partition):
             found += batch.column("value").to_pylist()
     return found
+
+
+def ranges_of(partitions: Sequence[InputPartition]) -> list[Sequence[Range]]:
+    return [each.ranges for each in partitions if isinstance(each, RangesPartition)]
 
 
 def offsets_in(position: dict[str, Any]) -> dict[str, int]:
@@ -143,6 +150,66 @@ def test_a_new_topic_whose_beginning_is_gone_is_no_loss(server: RunningServer, p
     reader = reader_of(server, subscribePattern="begun.*")
     end = reader.latestOffset({}, ALL)
     assert values_of(reader, {}, end) == [str(number) for number in range(first, 20)]
+
+
+def test_a_batch_with_a_new_topic_is_cut_the_same_when_it_is_run_again(
+    server: RunningServer, publish: Publish
+) -> None:
+    """Though retention took more of the topic meanwhile: what is missing of the batch then is a loss."""
+    first = shorten(server, "recut.a", publish)
+    reader = reader_of(server, subscribePattern="recut.*", minPartitions="2")
+    end = reader.latestOffset({}, ALL)
+    planned = ranges_of(reader.partitions({}, end))
+    publish("recut.a", *range(40))
+    until(lambda: state_of(server, "recut.a")["first"] > first)
+    assert (
+        ranges_of(reader_of(server, subscribePattern="recut.*", minPartitions="2").partitions({}, end))
+        == planned
+    )
+    assert planned[0][0].start == first
+    with pytest.raises(DataLost, match=f"topic 'recut.a': offsets {first} to"):
+        values_of(reader, {}, end)
+
+
+def test_a_name_that_is_added_to_a_query_has_to_exist(
+    server: RunningServer, publish: Publish, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As it has to when a query is new; where losses are accepted, it is told once and passed over."""
+    publish("added", 1)
+    start = reader_of(server, subscribe="added").initialOffset()
+    with pytest.raises(TopicNotFound, match="topic 'mispelt' does not exist"):
+        reader_of(server, subscribe="added,mispelt").latestOffset(start, ALL)
+    lenient = reader_of(server, subscribe="added,mispelt", failOnDataLoss="false")
+    for _ in range(3):
+        assert lenient.latestOffset(start, ALL) == start
+    assert caplog.text.count("topic 'mispelt' does not exist") == 1
+
+
+def test_a_name_that_is_taken_from_a_query_was_not_deleted(server: RunningServer, publish: Publish) -> None:
+    """What is left unread is a loss, and the sentence says why."""
+    publish("taken.a", 1)
+    publish("taken.b", 1)
+    start = reader_of(server, subscribe="taken.a,taken.b").initialOffset()
+    with pytest.raises(DataLost, match=r"^topic 'taken.b' is not to be read any more: it is left out from"):
+        reader_of(server, subscribe="taken.a").latestOffset(start, ALL)
+
+
+def test_a_topic_that_is_lost_and_empty_is_told_once(
+    server: RunningServer, publish: Publish, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not at each trigger, nor again when something comes; a further loss is told."""
+    publish("hollow", 1)
+    reader = reader_of(server, subscribe="hollow", failOnDataLoss="false")
+    start = reader.initialOffset()
+    recreate(server, "hollow")
+    for _ in range(3):
+        assert reader.latestOffset(start, ALL) == start
+    publish("hollow", 2)
+    end = reader.latestOffset(start, ALL)
+    assert caplog.text.count("created again") == 1
+    recreate(server, "hollow")
+    reader.latestOffset(end, ALL)
+    assert caplog.text.count("created again") == 2
 
 
 def test_a_topic_that_is_created_again_begins_anew(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from himalia.spark.connector.options import write_options
 from himalia.spark.connector.rows import check_columns, lines
 from himalia.spark.connector.writing import BatchWriter, StreamWriter, write_rows
 from tests.serving import RunningServer
+from tests.spark.conftest import QUICK
 from tests.spark.proxy import cutting
 
 Publish = Callable[..., None]
@@ -143,6 +146,35 @@ def test_a_task_that_is_run_again_repeats_nothing(server: RunningServer) -> None
     assert payloads_in(server, "once") == [1, 2, 3] * 3
 
 
+def test_rows_that_are_taken_for_a_repeat_of_others_are_told(
+    server: RunningServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As when a checkpoint was deleted and batches are counted from 0 again. A true repeat is not worth a word."""
+    server.create("counted")
+    address, options = (
+        Address(server.url, server.token),
+        write_options({"topic": "counted", "bytesPerPost": "40"}),
+    )
+    rows = batch_of(value=[str(number) for number in range(10)])
+    for batch in (0, 1, 1):
+        write_rows(iter([rows]), address, options, "job-0", batch)
+    assert caplog.text == ""
+    write_rows(iter([rows]), address, options, "job-0", 0)
+    assert payloads_in(server, "counted") == [*range(10), *range(10)]
+    assert caplog.text.count("topic 'counted' holds other or later rows of producer 'job-0'") == 1
+
+
+def test_a_topic_of_a_row_has_to_be_a_name(server: RunningServer) -> None:
+    """It is never a part of a path that leads elsewhere."""
+    address = Address(server.url, server.token)
+    for topic, told in (
+        ("", "column 'topic': a topic name has 1 to 255 characters, this one has 0"),
+        ("a/b", "column 'topic': 'a/b' is not a topic name"),
+    ):
+        with pytest.raises(BadRequest, match=told):
+            write_rows(iter([batch_of(topic=[topic], value=["1"])]), address, write_options({}), "job", 0)
+
+
 def test_a_long_task_is_cut_into_bodies(server: RunningServer) -> None:
     """One that failed in the middle goes on there when it is run again; topics are counted apart."""
     for topic in ("long.a", "long.b"):
@@ -231,6 +263,51 @@ def test_a_dataframe_is_written(spark: SparkSession, server: RunningServer) -> N
     found = messages_in(server, "written")
     assert sorted(message["payload"]["id"] for message in found) == sorted([*range(100), *range(100)])
     assert {message["headers"]["source"] for message in found} == {"test"}
+
+
+KILLED = """
+import json, os, signal, sys, time
+from urllib.request import Request, urlopen
+
+import pyarrow as pa
+from pyspark import TaskContext
+from himalia.spark.session import start_session
+
+url, token, conf = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+
+def stored():
+    with urlopen(Request(f"{url}/topics/killed", headers={"Authorization": f"Bearer {token}"})) as answer:
+        return json.load(answer)["end"]
+
+def rows(batches):
+    for number, batch in enumerate(batches):
+        yield pa.record_batch([batch.column(0).cast(pa.string())], names=["value"])
+        if number == 5 and TaskContext.get().attemptNumber() == 0:
+            while not stored():
+                time.sleep(0.02)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+# Two attempts for each task.
+spark = start_session("local[1,2]", conf={**conf, "spark.sql.execution.arrow.maxRecordsPerBatch": "100"})
+numbers = spark.range(0, 1000, 1, 1).mapInArrow(rows, "value string")
+options = {"url": url, "token": token, "topic": "killed", "bytesPerPost": "1000"}
+numbers.write.format("himalia").options(**options).mode("append").save()
+spark.stop()
+"""
+
+
+@pytest.mark.slow
+def test_a_task_that_is_killed_is_tried_again_and_repeats_nothing(server: RunningServer) -> None:
+    """A real one, with kill -9, when a part of its rows was stored: Spark's second attempt stores the rest."""
+    server.create("killed")
+    ran = subprocess.run(
+        [sys.executable, "-c", KILLED, server.url, server.token or "", json.dumps(QUICK)],
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    assert "Exception in task 0.0 in stage" in ran.stderr
+    assert payloads_in(server, "killed") == list(range(1000))
 
 
 @pytest.mark.slow

@@ -4,24 +4,35 @@ from __future__ import annotations
 
 import json
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
-from himalia.errors import ConnectionFailed, HimaliaError
+from himalia.errors import BadRequest, ConnectionFailed, HimaliaError
 
 TIMEOUT_S = 60.0
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Address:
-    """A server's base URL without a slash at the end, and the token to send it."""
+    """A server's base URL without a slash at the end, and the token to send it.
+
+    Raises ``BadRequest`` for what no request could carry; the token is never shown.
+    """
 
     url: str
     token: str | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if not _is_url(self.url):
+            raise BadRequest(f"{self.url!r} is not the URL of a server; it looks like http://127.0.0.1:8000")
+        if self.token and not (self.token.isascii() and self.token.isprintable()):
+            raise BadRequest("the token has a line break in it, or a letter that is not ASCII; copy it again")
 
 
 class Connection:
@@ -42,14 +53,29 @@ class Connection:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def ask(self, method: str, path: str, query: Mapping[str, Any] | None = None, body: Any = None) -> Any:
-        """What the server answers, decoded. Raises the server's own error, or ``ConnectionFailed``."""
-        given = None if body is None else json.dumps(body).encode()
-        with self.open(method, path, query, given, {"Content-Type": "application/json"}) as response:
+    def ask(
+        self,
+        method: str,
+        path: str,
+        read: Callable[[Any], T],
+        query: Mapping[str, Any] | None = None,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> T:
+        """What ``read`` makes of the server's answer, decoded.
+
+        Raises the server's own error, or ``ConnectionFailed``: also if the answer is not JSON, or ``read`` does not
+        find in it what it looks for.
+        """
+        with self.open(method, path, query, body, headers) as response:
             try:
-                return json.loads(response.read())
-            except ValueError:
-                raise ConnectionFailed(_foreign(self._address.url, response.status)) from None
+                return read(json.loads(response.read()))
+            except (ValueError, LookupError, TypeError):
+                raise self.foreign(response.status) from None
+
+    def foreign(self, status: int) -> ConnectionFailed:
+        """The error for an answer that is not one of ours."""
+        return _foreign(self._address.url, status)
 
     @contextmanager
     def open(
@@ -85,6 +111,18 @@ def topic_path(topic: str, *rest: str) -> str:
     return "/".join(("/topics", quote(topic, safe=""), *rest))
 
 
+def _is_url(url: str) -> bool:
+    """Whether requests can be sent there: what is let through here would fail later, in words about something else."""
+    try:
+        parts = urlsplit(url)
+        # Both raise ValueError: a port that is none, and a host that DNS has no way to write.
+        host, _ = (parts.hostname or "").encode("idna"), parts.port
+    except ValueError:
+        return False
+    has_blanks = " " in url or not url.isprintable()
+    return parts.scheme in ("http", "https") and bool(host) and parts.path.isascii() and not has_blanks
+
+
 def _connect(url: str) -> HTTPConnection:
     parts = urlsplit(url)
     host = parts.hostname or ""
@@ -99,7 +137,7 @@ def _error(url: str, status: int, body: bytes) -> HimaliaError:
         told = json.loads(body)["error"]
         code, message = str(told["code"]), str(told["message"])
     except (ValueError, KeyError, TypeError):
-        return ConnectionFailed(_foreign(url, status), status=status)
+        return _foreign(url, status)
     found = _class_of(code)
     error = found.__new__(found)
     # Past the class's own __init__: the server has written the sentence already.
@@ -118,8 +156,9 @@ def _class_of(code: str) -> type[HimaliaError]:
     return HimaliaError
 
 
-def _foreign(url: str, status: int) -> str:
-    return f"{url} answers {status} like no Himalia server does; check the URL"
+def _foreign(url: str, status: int) -> ConnectionFailed:
+    told = f"{url} answers {status} like no Himalia server does; check the URL"
+    return ConnectionFailed(told, url=url, status=status)
 
 
 def _sentence(url: str, error: Exception) -> str:

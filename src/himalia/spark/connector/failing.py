@@ -50,6 +50,16 @@ def tell_losses(losses: Sequence[str], *, fails: bool) -> None:
     logger.warning("himalia: %s", told)
 
 
+def tell_superseded(topic: str, producer: str) -> None:
+    """Warn of rows that were not stored, because the topic holds something else under their number or a later one."""
+    logger.warning(
+        "himalia: topic %r holds other or later rows of producer %r, so these were taken for a repeat and not stored; "
+        "if a checkpoint was deleted, name another producer",
+        topic,
+        producer,
+    )
+
+
 class LossRule:
     """What is done while reading when records are gone: ``rule(topic, start, stop)``."""
 

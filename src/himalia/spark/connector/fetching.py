@@ -31,7 +31,6 @@ def fetched(
         try:
             for batch in _asked(connection, rest):
                 came = True
-                patience.renew()
                 first = batch.column(1)[0].as_py()
                 if first > at:
                     on_loss(wanted.topic, at, min(first, wanted.stop))
@@ -40,6 +39,8 @@ def fetched(
                 # What was asked for by count can reach further than the range, if its beginning is gone.
                 batch = batch.slice(0, wanted.stop - first)
                 yield as_columns(batch)
+                # Only now: what took long may have been whoever got the batch.
+                patience.renew()
                 at = first + batch.num_rows
         except (TopicNotFound, EpochChanged):
             on_loss(wanted.topic, at, wanted.stop)
@@ -56,9 +57,12 @@ def _asked(connection: Connection, wanted: Range) -> Iterator[pa.RecordBatch]:
     query = {"from": wanted.start, "limit": len(wanted), "epoch": wanted.epoch}
     path = topic_path(wanted.topic, "messages")
     with connection.open("GET", path, query, headers={"Accept": ARROW}) as response:
-        with pa.ipc.open_stream(response) as stream:
-            for batch in stream:
-                if batch.num_rows:
-                    yield batch
+        try:
+            with pa.ipc.open_stream(response) as stream:
+                for batch in stream:
+                    if batch.num_rows:
+                        yield batch
+        except pa.ArrowInvalid:
+            raise connection.foreign(response.status) from None
         # The end of the body, so that the connection can be used again.
         response.read()

@@ -33,6 +33,9 @@ SPARKS_OWN = ("checkpointLocation", "queryName")
 RECORDS_PER_PARTITION = 50_000
 RETRY_S = 60.0
 BYTES_PER_POST = 16 << 20
+BODIES_MAX = 1 << 20
+"""How many bodies a task may send to a topic: what the server is told is the write's number and the body's, in one."""
+SEQUENCE_MAX = (1 << 63) // BODIES_MAX - 1
 _EARLIEST, _LATEST = -2, -1
 
 
@@ -136,7 +139,7 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
     return WriteOptions(
         topic=None if topic is None else check_name(topic),
         producer=options.text("producer"),
-        sequence=options.count("sequence", least=0),
+        sequence=options.count("sequence", least=0, most=SEQUENCE_MAX),
         is_json=form == "json",
         bytes_per_post=options.count("bytesPerPost") or BYTES_PER_POST,
         retry_s=options.seconds("retrySeconds", RETRY_S),
@@ -168,13 +171,15 @@ class _Options:
             raise BadRequest(f"option {name} is true or false, not {value!r}")
         return value.lower() == "true"
 
-    def count(self, name: str, *, least: int = 1) -> int | None:
+    def count(self, name: str, *, least: int = 1, most: int | None = None) -> int | None:
         value = self.text(name)
         if value is None:
             return None
         # Of any length a number is refused by Python itself, with a message about something else.
-        if not (value.isascii() and value.isdigit() and len(value) < 19) or int(value) < least:
-            raise BadRequest(f"option {name} is a whole number from {least} on, not {value!r}")
+        is_number = value.isascii() and value.isdigit() and len(value) < 19
+        if not is_number or int(value) < least or (most is not None and int(value) > most):
+            reach = "on" if most is None else f"to {most}"
+            raise BadRequest(f"option {name} is a whole number from {least} {reach}, not {value!r}")
         return int(value)
 
     def seconds(self, name: str, otherwise: float) -> float:

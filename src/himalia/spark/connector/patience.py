@@ -16,7 +16,9 @@ from himalia.errors import (
 )
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 2.0
-MOMENTARY = (ConnectionFailed, LogUnavailable, ShuttingDown, RateLimited, TooManyConnections)
+BUSY = (LogUnavailable, ShuttingDown, RateLimited, TooManyConnections)
+"""What a server answers that will do better in a moment."""
+MOMENTARY = (ConnectionFailed, *BUSY)
 """Failures that pass by themselves."""
 
 T = TypeVar("T")

@@ -65,7 +65,7 @@ def batch_ranges(
 def range_of(state: TopicState, start: At, stop: At, losses: list[str]) -> Range:
     """What there is of a topic between two places."""
     if stop.epoch not in (None, state.epoch):
-        losses.append(f"{recreated(state, stop)}: what it held before offset {stop.offset} is gone")
+        losses.append(f"{recreated(state, stop.epoch)}: what it held before offset {stop.offset} is gone")
         return Range(state.name, state.epoch, state.first, state.first)
     begin, end = _begin(state, start, losses), _placed(state, stop, losses)
     if begin > end and start.is_explicit and stop.is_explicit:
@@ -85,15 +85,15 @@ def lost(topic: str, start: int, stop: int) -> str:
     return f"topic {topic!r}: offsets {start} to {stop - 1} are gone"
 
 
-def recreated(state: TopicState, at: At) -> str:
-    """The beginning of a sentence for a place in a topic of that name that is no more."""
-    changed = f"its epoch is {state.epoch}, not {at.epoch}"
+def recreated(state: TopicState, epoch: str | None) -> str:
+    """The beginning of a sentence for a place in a topic of that name, but of an epoch that is no more."""
+    changed = f"its epoch is {state.epoch}, not {epoch}"
     return f"topic {state.name!r} was deleted and created again, or restored ({changed})"
 
 
 def _begin(state: TopicState, at: At, losses: list[str]) -> int:
     if at.epoch not in (None, state.epoch):
-        losses.append(f"{recreated(state, at)}: what it held from offset {at.offset} on is gone")
+        losses.append(f"{recreated(state, at.epoch)}: what it held from offset {at.offset} on is gone")
         return state.first
     return _placed(state, at, losses)
 

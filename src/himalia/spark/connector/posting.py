@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from himalia.errors import BadRequest
 from himalia.spark.connector.connection import Connection, topic_path
-from himalia.spark.connector.options import WriteOptions
+from himalia.spark.connector.failing import tell_superseded
+from himalia.spark.connector.options import BODIES_MAX, WriteOptions
 from himalia.spark.connector.patience import patiently
 
 NDJSON = "application/x-ndjson"
-BODIES_MAX = 1 << 20
-"""How many bodies a task may send to a topic: a sequence is the batch's number and the body's, in one."""
 
 
 class Poster:
@@ -27,6 +28,8 @@ class Poster:
         self._first_sequence = batch * BODIES_MAX
         self._bodies: dict[str, bytearray] = {}
         self._sent: dict[str, int] = {}
+        # Whether the topic's last body was. Those before it are, whenever a task is repeated.
+        self._superseded: dict[str, bool] = {}
 
     def add(self, topic: str, line: bytes) -> None:
         body = self._bodies.setdefault(topic, bytearray())
@@ -38,6 +41,9 @@ class Poster:
         for topic, body in self._bodies.items():
             if body:
                 self._post(topic)
+        for topic, superseded in self._superseded.items():
+            if superseded:
+                tell_superseded(topic, self._producer)
 
     def _post(self, topic: str) -> None:
         number = self._sent.get(topic, 0)
@@ -46,11 +52,15 @@ class Poster:
         body = self._bodies[topic]
         query = {"producer": self._producer, "sequence": self._first_sequence + number}
 
-        def send() -> None:
+        def send() -> bool:
             path, headers = topic_path(topic, "messages"), {"Content-Type": NDJSON}
-            with self._connection.open("POST", path, query, bytes(body), headers) as response:
-                response.read()
+            return self._connection.ask("POST", path, _is_superseded, query, bytes(body), headers)
 
-        patiently(send, self._options.retry_s)
+        self._superseded[topic] = patiently(send, self._options.retry_s)
         self._sent[topic] = number + 1
         body.clear()
+
+
+def _is_superseded(told: Any) -> bool:
+    """Whether a body was not stored, nor is the last that was: of a repeat of that one the place is known."""
+    return int(told["duplicates"]) > 0 and "first" not in told

@@ -1,30 +1,48 @@
 """How far a stream has come and how far it goes next. Pure: no I/O.
 
-Positions are what Spark's checkpoint holds: ``{"orders": {"offset": 23, "epoch": "..."}}``.
+Positions are what Spark's checkpoint holds: ``{"orders": {"offset": 23, "epoch": "..."}}``, and a ``"begin"``
+where no position came before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from himalia.spark.connector.options import LATEST, At, ReadOptions
 from himalia.spark.connector.planning import TopicState, lost, range_of, recreated
 from himalia.spark.connector.ranges import Range
 
-Positions = dict[str, At]
+
+@dataclass(frozen=True)
+class Position:
+    """How far a topic was read."""
+
+    offset: int
+    epoch: str
+    begin: int | None = None
+    """Where reading it began, if the position before says nothing of it: a batch that is run again begins there too."""
+
+
+Positions = dict[str, Position]
 
 
 def decoded(checkpoint: Mapping[str, Any]) -> Positions:
-    return {topic: At(place["offset"], place["epoch"]) for topic, place in checkpoint.items()}
+    return {
+        topic: Position(place["offset"], place["epoch"], place.get("begin"))
+        for topic, place in checkpoint.items()
+    }
 
 
 def encoded(positions: Positions) -> dict[str, Any]:
     """In the order of names: Spark compares checkpoints as text."""
-    return {
-        topic: {"offset": positions[topic].offset, "epoch": positions[topic].epoch}
-        for topic in sorted(positions)
-    }
+    return {topic: _encoded(positions[topic]) for topic in sorted(positions)}
+
+
+def _encoded(at: Position) -> dict[str, Any]:
+    place: dict[str, Any] = {"offset": at.offset, "epoch": at.epoch}
+    return place if at.begin is None else {**place, "begin": at.begin}
 
 
 def beginning(
@@ -36,7 +54,7 @@ def beginning(
         at = options.starting.of(name) if options.starting else LATEST
         if name in since:
             at = At(since[name])
-        found[name] = At(range_of(state, at, LATEST, losses).start, state.epoch)
+        found[name] = Position(range_of(state, at, LATEST, losses).start, state.epoch)
     return found
 
 
@@ -48,24 +66,34 @@ def unread(
 ) -> list[Range]:
     """What there is beyond ``positions``, of topics that came meanwhile from their first record on.
 
-    A topic that went or was created again is a loss. ``until``: how far to go at most, for a stream that ends there.
+    A topic that was created again is a loss. ``until``: how far to go at most, for a stream that ends there.
     """
     ranges = []
     for name, state in sorted(topics.items()):
         begin = _begin(positions.get(name), state, losses)
         end = state.end if until is None else _end(until.get(name), state)
         ranges.append(Range(name, state.epoch, begin, max(begin, end)))
-    for name, at in positions.items():
-        if name not in topics:
-            losses.append(f"topic {name!r} was deleted: what it held from offset {at.offset} on is gone")
     return ranges
 
 
-def _begin(at: At | None, state: TopicState, losses: list[str]) -> int:
+def left(positions: Positions, topics: Collection[str], existing: Collection[str]) -> list[str]:
+    """A sentence for each topic that was read so far and is no longer, because it is gone or not asked for."""
+    told = []
+    for name, at in positions.items():
+        if name not in existing:
+            told.append(f"topic {name!r} was deleted: what it held from offset {at.offset} on is gone")
+        elif name not in topics:
+            told.append(
+                f"topic {name!r} is not to be read any more: it is left out from offset {at.offset} on"
+            )
+    return told
+
+
+def _begin(at: Position | None, state: TopicState, losses: list[str]) -> int:
     if at is None:
         return state.first
     if at.epoch != state.epoch:
-        losses.append(f"{recreated(state, at)}: what it held from offset {at.offset} on is gone")
+        losses.append(f"{recreated(state, at.epoch)}: what it held from offset {at.offset} on is gone")
         return state.first
     if at.offset < state.first:
         losses.append(lost(state.name, at.offset, state.first))
@@ -82,8 +110,13 @@ def after(positions: Positions, ranges: list[Range], topics: Mapping[str, TopicS
     reached = {name: at for name, at in positions.items() if name in topics}
     for each in ranges:
         if len(each):
-            reached[each.topic] = At(each.stop, each.epoch)
+            begin = None if _is_within(positions, each.topic, each.epoch) else each.start
+            reached[each.topic] = Position(each.stop, each.epoch, begin)
     return reached
+
+
+def _is_within(positions: Positions, topic: str, epoch: str) -> bool:
+    return topic in positions and positions[topic].epoch == epoch
 
 
 def limited(ranges: list[Range], records_max: int) -> list[Range]:
@@ -102,12 +135,10 @@ def limited(ranges: list[Range], records_max: int) -> list[Range]:
     return result
 
 
-def between(start: Positions, end: Positions, firsts: Mapping[str, int]) -> list[Range]:
-    """What a micro-batch reads. ``firsts``: the first records of topics that are not in ``start``, if known."""
+def between(start: Positions, end: Positions) -> list[Range]:
+    """What a micro-batch reads: the same whenever it is run, whatever retention took meanwhile."""
     ranges = []
     for name, stop in sorted(end.items()):
-        at = start.get(name)
-        begin = at.offset if at is not None and at.epoch == stop.epoch else firsts.get(name, 0)
-        assert stop.epoch is not None
+        begin = start[name].offset if _is_within(start, name, stop.epoch) else stop.begin or 0
         ranges.append(Range(name, stop.epoch, begin, stop.offset))
     return ranges

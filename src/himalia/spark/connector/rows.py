@@ -10,6 +10,7 @@ from pyspark.sql.types import DataType, MapType, StringType, StructType
 
 from himalia.errors import BadRequest
 from himalia.spark.connector.options import WriteOptions
+from himalia.topics import check_name
 
 WRITTEN = ("topic", "id", "headers", "value")
 PASSED_OVER = ("offset", "timestamp")
@@ -49,12 +50,17 @@ def lines(batch: pa.RecordBatch, options: WriteOptions) -> Iterator[tuple[str, b
     """For each row its topic and its line."""
     encoded = _as_json if options.is_json else _as_string
     for topic, id, headers, value in zip(*(_column(batch, name) for name in WRITTEN), strict=True):
-        topic = options.topic or topic
-        if topic is None:
-            raise BadRequest(
-                "a row has no topic; the column 'topic' must not be null, or use the option topic"
-            )
-        yield topic, _line(id, headers, encoded(value)).encode()
+        yield options.topic or _named(topic), _line(id, headers, encoded(value)).encode()
+
+
+def _named(topic: str | None) -> str:
+    """What the column says, if it can be the name of a topic."""
+    if topic is None:
+        raise BadRequest("a row has no topic; the column 'topic' must not be null, or use the option topic")
+    try:
+        return check_name(topic)
+    except BadRequest as error:
+        raise BadRequest(f"column 'topic': {error.message}") from None
 
 
 def _column(batch: pa.RecordBatch, name: str) -> list[object]:

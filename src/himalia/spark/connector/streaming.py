@@ -42,6 +42,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._has_answered = False
         self._until: dict[str, TopicState] | None = None
         self._latest: Offset | None = None
+        self._told: list[str] = []
 
     @in_one_sentence()
     def initialOffset(self) -> Offset:
@@ -60,10 +61,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @in_one_sentence()
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
-        topics, losses = self._topics(), list[str]()
-        positions = progress.decoded(start)
+        states, positions = self._asked(topic_states), progress.decoded(start)
+        topics = chosen(self._options, states)
+        losses = [*self._missing(states, positions), *progress.left(positions, topics, states)]
         ranges = progress.unread(positions, topics, losses, self._until)
-        tell_losses(losses, fails=self._options.fails_on_data_loss)
+        self._tell(losses)
         self._latest = progress.encoded(progress.after(positions, ranges, topics))
         if isinstance(limit, ReadMaxRows):
             ranges = progress.limited(ranges, limit.max_rows)
@@ -84,15 +86,25 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @in_one_sentence()
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
         begin, stop = progress.decoded(start), progress.decoded(end)
-        # Of a topic that is new here, retention may have taken the beginning before anybody could read it.
-        is_known = all(name in begin and begin[name].epoch == at.epoch for name, at in stop.items())
-        firsts = {} if is_known else {name: state.first for name, state in self._topics().items()}
-        ranges = progress.between(begin, stop, firsts)
-        return partitions_of(address_of(self._given), ranges, self._options)
+        return partitions_of(address_of(self._given), progress.between(begin, stop), self._options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, RangesPartition)
         return read_partition(partition, self._options)
+
+    def _missing(self, states: Mapping[str, TopicState], positions: progress.Positions) -> list[str]:
+        """Topics that are named and were never there: a query that goes on may have other names than before."""
+        missing = [name for name in self._options.names if name not in states and name not in positions]
+        if missing and self._options.fails_on_data_loss:
+            raise TopicNotFound(missing[0])
+        return [f"topic {name!r} does not exist" for name in missing]
+
+    def _tell(self, losses: list[str]) -> None:
+        """What was not told at the trigger before: of a topic that is lost and empty, the same is true at each."""
+        tell_losses(
+            [loss for loss in losses if loss not in self._told], fails=self._options.fails_on_data_loss
+        )
+        self._told = losses
 
     def _topics(self) -> dict[str, TopicState]:
         return chosen(self._options, self._asked(topic_states))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import uuid
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -17,7 +18,7 @@ from himalia.spark.connector.asking import address_of, topic_states
 from himalia.spark.connector.connection import Address, Connection
 from himalia.spark.connector.failing import in_one_sentence
 from himalia.spark.connector.options import WriteOptions, write_options
-from himalia.spark.connector.patience import patiently
+from himalia.spark.connector.patience import BUSY, MOMENTARY
 from himalia.spark.connector.posting import Poster
 from himalia.spark.connector.rows import check_columns, lines
 
@@ -66,17 +67,26 @@ class StreamWriter(DataSourceStreamArrowWriter):
         if self._options.sequence is not None:
             raise BadRequest("a stream numbers its batches itself; the option sequence is for batch writes")
         self._address = address_of(given)
-        # Every micro-batch comes by here, so the server may just be restarting.
         if COMMITTING not in sys.modules:
-            patiently(lambda: check_topic(self._address, self._options), self._options.retry_s)
+            # Every micro-batch comes by here, so the server may just be restarting: tasks wait for it.
+            with suppress(*MOMENTARY):
+                check_topic(self._address, self._options)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         task = _task()
         query, batch = task.getLocalProperty(QUERY_ID), task.getLocalProperty(BATCH_ID)
         if query is None or batch is None:
             raise InternalError("Spark does not tell this task its query and batch")
+        if int(batch) == 0:
+            self._look()
         producer = f"{self._options.producer or f'spark-{query}'}-{task.partitionId()}"
         return write_rows(iterator, self._address, self._options, producer, int(batch))
+
+    @in_one_sentence()
+    def _look(self) -> None:
+        """See once whether a server answers: one that did not before this query's first batch is a wrong URL."""
+        with suppress(*BUSY):
+            check_topic(self._address, self._options)
 
 
 def write_rows(
