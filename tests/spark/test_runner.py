@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.server
 import json
 import logging
 import threading
@@ -574,6 +575,26 @@ def test_a_server_that_is_not_there_is_told(spark: SparkSession, warehouse: Path
         Pipeline("http://127.0.0.1:1", "token", warehouse),
     ):
         pass
+
+
+def test_another_programs_answer_is_told(spark: SparkSession, warehouse: Path) -> None:
+    """A URL at which something else answers is one sentence."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), SomethingElse) as other:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{other.server_port}"
+        with pytest.raises(ConnectionFailed, match="answers 200 like no Himalia server does"):
+            Pipeline(url, "token", warehouse).__enter__()
+        other.shutdown()
+
+
+class SomethingElse(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{"topics": [17]}')
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Say nothing."""
 
 
 def test_a_wrong_token_is_told(spark: SparkSession, server: RunningServer, warehouse: Path) -> None:

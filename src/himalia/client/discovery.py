@@ -92,6 +92,7 @@ def _parse(url: str) -> tuple[str, str | None]:
     except (KeyError, ValueError):
         scheme = ""
     if not scheme or not parts.hostname:
-        raise BadRequest(f"{url!r} is not the URL of a server; it looks like http://127.0.0.1:8000")
+        shown = url.partition("?")[0]
+        raise BadRequest(f"{shown!r} is not the URL of a server; it looks like http://127.0.0.1:8000")
     token = parse_qs(parts.query).get("token", [None])[0]
     return urlunsplit((scheme, parts.netloc, parts.path.rstrip("/"), "", "")), token

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -13,6 +13,8 @@ from himalia.spark.connector.connection import Address, Connection, topic_path
 from himalia.spark.warehouse.plan import TopicEnd
 
 NDJSON = "application/x-ndjson"
+
+T = TypeVar("T")
 
 
 class _Listed(msgspec.Struct):
@@ -34,13 +36,13 @@ class Server:
 
     def topics(self) -> list[TopicEnd]:
         """Every topic that the token may see."""
-        return msgspec.convert(self._ask("GET", "/topics"), _Listed).topics
+        return self._ask("GET", "/topics", _topics_in)
 
     def create_topic(self, name: str, retention: Mapping[str, Any] | None = None) -> None:
         """Make sure that it is there."""
         body = {"name": name} if retention is None else {"name": name, "retention": retention}
         try:
-            self._ask("POST", "/topics", body=body)
+            self._ask("POST", "/topics", _anything, body=body)
         except TopicExists:
             pass
 
@@ -48,7 +50,7 @@ class Server:
         """Publish JSON payloads; the same ``producer`` and ``sequence`` again are one publish."""
         body = b"".join(b'{"payload":%b}\n' % payload for payload in payloads)
         query = {"producer": producer, "sequence": sequence}
-        self._ask("POST", topic_path(topic, "messages"), query, raw=body)
+        self._ask("POST", topic_path(topic, "messages"), _anything, query, raw=body)
 
     def close(self) -> None:
         if self._connection is not None:
@@ -59,30 +61,27 @@ class Server:
         self,
         method: str,
         path: str,
+        read: Callable[[Any], T],
         query: Mapping[str, Any] | None = None,
         *,
         body: Any = None,
         raw: bytes | None = None,
-    ) -> Any:
+    ) -> T:
         given = raw if body is None else msgspec.json.encode(body)
         headers = {"Content-Type": NDJSON if body is None else "application/json"}
         if self._connection is not None:
             try:
-                return _answer(self._connection, method, path, query, given, headers)
+                return self._connection.ask(method, path, read, query, given, headers)
             except ConnectionFailed:
                 # A server ends connections that were idle for a while. Every call may be repeated.
                 self.close()
         self._connection = Connection(self.address)
-        return _answer(self._connection, method, path, query, given, headers)
+        return self._connection.ask(method, path, read, query, given, headers)
 
 
-def _answer(
-    connection: Connection,
-    method: str,
-    path: str,
-    query: Mapping[str, Any] | None,
-    body: bytes | None,
-    headers: Mapping[str, str],
-) -> Any:
-    with connection.open(method, path, query, body, headers) as response:
-        return msgspec.json.decode(response.read())
+def _topics_in(told: Any) -> list[TopicEnd]:
+    return msgspec.convert(told, _Listed).topics
+
+
+def _anything(told: Any) -> Any:
+    return told

@@ -32,8 +32,9 @@ class Warehouse:
 
     def refresh(self) -> None:
         """After a failure: see what was committed, and remove what was written and was not."""
-        for table in (*self.tables.values(), self.requests, self.positions):
+        for table in (*self.tables.values(), self.requests):
             table.refresh()
+        self.positions.refresh()
 
     @property
     def own(self) -> Iterator[Table]:
