@@ -15,6 +15,7 @@ from himalia.spark.warehouse.forgetting import forget
 from himalia.spark.warehouse.lock import locked
 
 SECRET = "my-secret-payload"
+REQUEST = {"topic": ["kernels.k1"], "epoch": ["e1"]}
 
 
 @pytest.fixture
@@ -24,9 +25,15 @@ def filled(warehouse: Path) -> Path:
     batch = CommitProperties(app_transactions=[Transaction(APPLICATION, 7)])
     tables = {
         "messages": {"topic": topics, "payload": ["1", SECRET]},
-        "executions": {"topic": ["kernels.k1"], "kernel_id": ["k1"], "code": [SECRET]},
+        "executions": {
+            "kernel_id": ["k1", "k1"],
+            **{name: column * 2 for name, column in REQUEST.items()},
+            "request_id": ["it's open", "done"],
+            "code": [SECRET, "harmless"],
+            "is_running": [True, False],
+        },
         "errors": {"ename": ["ValueError"]},
-        "state/requests": {"topic": ["kernels.k1"], "sums": [{"code": SECRET}]},
+        "state/requests": {**REQUEST, "request_id": ["it's open"], "sums": [{"code": SECRET}]},
     }
     for name, columns in tables.items():
         write_deltalake(warehouse / name, pa.table(columns), commit_properties=batch)
@@ -39,7 +46,7 @@ def values(warehouse: Path, table: str, column: str) -> list[str]:
 
 def test_rows_go_from_every_table_with_these_columns(filled: Path) -> None:
     """Tables without such a column stay as they are, and are not in the answer."""
-    assert forget(filled, "topic = 'kernels.k1'") == {"messages": 1, "executions": 1, "state/requests": 1}
+    assert forget(filled, "topic = 'kernels.k1'") == {"messages": 1, "executions": 2, "state/requests": 1}
     assert values(filled, "messages", "topic") == ["orders"]
     assert values(filled, "errors", "ename") == ["ValueError"]
 
@@ -60,7 +67,19 @@ def test_the_number_of_the_batch_stays(filled: Path) -> None:
 
 def test_forgetting_again_finds_nothing(filled: Path) -> None:
     forget(filled, "kernel_id = 'k1'")
-    assert forget(filled, "kernel_id = 'k1'") == {"executions": 0}
+    assert forget(filled, "kernel_id = 'k1'") == {"executions": 0, "state/requests": 0}
+
+
+@pytest.mark.parametrize("where", ["kernel_id = 'k1'", f"code = '{SECRET}'", "is_running -- all that run"])
+def test_what_runs_does_not_come_back(filled: Path, where: str) -> None:
+    """The state has other columns than ``executions``, and would have the next batch write the row again."""
+    assert forget(filled, where)["state/requests"] == 1
+    assert values(filled, "state/requests", "request_id") == []
+
+
+def test_what_has_ended_leaves_the_state_alone(filled: Path) -> None:
+    assert forget(filled, "code = 'harmless'") == {"executions": 1}
+    assert values(filled, "state/requests", "request_id") == ["it's open"]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,9 @@ class Layout(msgspec.Struct, frozen=True):
     partition_by: tuple[str, ...] = ()
 
 
+KERNEL_TOPICS = "kernels."
+"""How the name of a kernel's topic begins; the rest is the kernel's id."""
+
 TABLES = {
     "messages": Layout(
         """
