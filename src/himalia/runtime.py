@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from pathlib import Path
 from urllib.parse import quote
 
@@ -33,6 +34,16 @@ def runtime_directory() -> Path:
 def default_warehouse() -> Path:
     """Where the pipeline's tables are unless somebody says otherwise: beside the default log."""
     return platformdirs.user_data_path("himalia") / "warehouse"
+
+
+def checked_warehouse(path: Path) -> Path:
+    """The same path. Raises ``ConfigurationError`` if somebody meant a URL, which would become a strange directory."""
+    # A path has only one of the two slashes left.
+    if found := re.match(r"([a-z][a-z0-9+.-]+):/", str(path), re.IGNORECASE):
+        raise ConfigurationError(
+            f"the warehouse is a directory, on this machine or mounted here: give its path, not an address with {found[1]}://"
+        )
+    return path
 
 
 def page_address(url: str, token: str | None) -> str:

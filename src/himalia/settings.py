@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import platformdirs
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from himalia.runtime import default_warehouse
+from himalia.runtime import checked_warehouse, default_warehouse
 
 KIB, MIB = 1024, 1024 * 1024
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -33,7 +33,7 @@ class Settings(BaseSettings):
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: Port = Field(8000, description="Port to listen on; 0 picks a free one.")
     log: str = Field(default_factory=default_log_url, description="The log: sqlite:///path or memory://.")
-    warehouse: Path = Field(
+    warehouse: Annotated[Path, AfterValidator(checked_warehouse)] = Field(
         default_factory=default_warehouse, description="The pipeline's tables, for GET /tables."
     )
     workers: PositiveInt = Field(

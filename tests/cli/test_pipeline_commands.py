@@ -19,6 +19,7 @@ import pytest
 from himalia.client import SyncClient
 from himalia.spark.warehouse.lock import locked
 from himalia.tables import Tables
+from himalia.tables.catalog import CATALOG
 from tests.cli.running import Running, assert_sentence, himalia
 from tests.cli.terminal import OnTerminal
 from tests.serving import RunningServer
@@ -183,6 +184,23 @@ def test_what_is_wrong_is_one_sentence(
     assert_sentence(himalia("pipeline", *arguments), code, says)
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("pipeline", "run", "--once"),
+        ("pipeline", "show"),
+        ("serve", "--port", "0"),
+        ("up", "--port", "0", "--log", "memory://"),
+    ],
+)
+def test_a_warehouse_is_no_url(arguments: tuple[str, ...]) -> None:
+    """It would become a directory of that name here; the variable is no other than the flag."""
+    for flags, env in ((("--warehouse", "s3://bucket/x"), {}), ((), {"HIMALIA_WAREHOUSE": "s3://bucket/x"})):
+        done = himalia(*arguments, *flags, env=env)
+        assert_sentence(done, 1, "the warehouse is a directory", "not an address with s3://")
+    assert not Path("s3:").exists()
+
+
 def test_no_tables_yet(tmp_path: Path) -> None:
     """Each command that reads them says what to do first."""
     for arguments in (
@@ -299,6 +317,13 @@ def test_forgetting(own: Path) -> None:
     assert (tables.count("executions"), tables.count("messages"), tables.count("errors")) == (0, 30, 1)
     assert not any(b"print(3)" in path.read_bytes() for path in own.rglob("*.parquet"))
     assert himalia("pipeline", "forget", "--where", where, "--yes").stdout == "erased nothing: no row fits\n"
+
+
+def test_the_help_names_the_tables_that_a_kernels_condition_leaves_alone() -> None:
+    """Who erases by kernel_id learns where that kernel's rows still are."""
+    told = himalia("pipeline", "forget", "--help").stdout
+    for name, spec in CATALOG.items():
+        assert (f"'{name}'" in told) == ("kernel_id" not in spec.columns), name
 
 
 @pytest.mark.slow

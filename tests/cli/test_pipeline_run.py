@@ -16,8 +16,10 @@ import pytest
 from himalia.cli.run_display import display, sentence
 from himalia.client import SyncClient
 from himalia.spark.progress import Progress, Summary
-from tests.cli.running import assert_sentence, himalia
+from tests.cli.running import DEADLINE_S, Running, assert_sentence, himalia
 from tests.cli.terminal import OnTerminal
+from tests.cli.up import assert_all_gone, command_of
+from tests.server.raw import until
 from tests.serving import RunningServer
 
 SPARK_WITHIN_S = 250.0
@@ -90,6 +92,28 @@ def test_a_run_that_stays(server: RunningServer) -> None:
     assert sum(row["messages"] for row in rows) == 2
 
 
+def java_of(pid: int) -> list[psutil.Process]:
+    """The Java in which Spark runs, or is starting; none before."""
+    family = psutil.Process(pid).children(recursive=True)
+    return [process for process in family if "deploy.SparkSubmit" in command_of(process)]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_stopped_while_spark_starts(server: RunningServer, number: int, code: int) -> None:
+    """There is no moment at which a signal leaves a Java behind, and nothing is told that looks like a failure."""
+    with Running("pipeline", "run", "--every", "1s", *MASTER, deadline_s=SPARK_WITHIN_S) as run:
+        family = until(lambda: java_of(run.process.pid))
+        run.signal(number)
+        assert run.process.wait(SPARK_WITHIN_S) == code
+        assert_all_gone(family, within_s=DEADLINE_S)
+        assert run.process.stderr is not None
+        told = run.process.stderr.read()
+        for word in (b"Traceback", b"Exception", b"error"):
+            assert word not in told
+
+
 def test_lines_behind_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
     """Without a terminal there is a line for each batch that is done, on stderr, and one for each warning."""
     progress = Progress(
@@ -136,39 +160,47 @@ STOPPED = """
 import sys, threading
 from himalia.cli.stopping import Stopping
 
-ended = threading.Event()
-with Stopping() as stopping:
-    if sys.argv[1] == "within":
-        with stopping.by(ended.set):
+asked = threading.Semaphore(0)
+with Stopping() as stopping, stopping.by(asked.release):
+    if sys.argv[1] == "at work":
+        with stopping.at_work():
             print("ready", flush=True)
-            ended.wait(20)
-        print("ended in order", stopping.is_asked, flush=True)
+            for _ in sys.argv[2:]:
+                asked.acquire(timeout=20)
+                print("asked", flush=True)
     else:
-        print("ready", flush=True)
-        threading.Event().wait(20)
-try:
-    stopping.finish()
-except KeyboardInterrupt:
-    sys.exit(130)
+        try:
+            print("ready", flush=True)
+            threading.Event().wait(20)
+        except BaseException:
+            print("asked", asked.acquire(blocking=False), flush=True)
+            if sys.argv[1] == "starting":
+                raise
+print("ended in order", stopping.is_asked, flush=True)
+stopping.finish()
 """
 
 
 @pytest.mark.parametrize(
-    ("where", "number", "code", "says"),
+    ("where", "numbers", "code", "says"),
     [
-        ("within", signal.SIGTERM, 0, "ended in order True\n"),
-        ("within", signal.SIGINT, 130, "ended in order True\n"),
-        ("before", signal.SIGTERM, 0, ""),
-        ("before", signal.SIGINT, -signal.SIGINT, ""),
+        ("at work", [signal.SIGTERM], 0, ["asked", "ended in order True"]),
+        ("at work", [signal.SIGINT], 130, ["asked", "ended in order True"]),
+        ("at work", [signal.SIGINT, signal.SIGINT], 130, ["asked", "asked", "ended in order True"]),
+        ("starting", [signal.SIGTERM], 0, ["asked True"]),
+        ("starting", [signal.SIGINT], 130, ["asked True"]),
+        ("in code that swallows it", [signal.SIGTERM], 0, ["asked True", "ended in order True"]),
+        ("in code that swallows it", [signal.SIGINT], 130, ["asked True", "ended in order True"]),
     ],
 )
-def test_stopping_in_order(where: str, number: int, code: int, says: str) -> None:
+def test_stopping_in_order(where: str, numbers: list[int], code: int, says: list[str]) -> None:
     """A stop that was asked for lets the work end by itself, and is no error; before there is any, it ends at once."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", STOPPED, where], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    process.send_signal(number)
-    out, _ = process.communicate(timeout=20)
-    assert (process.returncode, out) == (code, says)
+    command = [sys.executable, "-c", STOPPED, where, *map(str, numbers)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        heard = []
+        for number in numbers:
+            heard.append(process.stdout.readline().strip())
+            process.send_signal(number)
+        heard += process.stdout.read().splitlines()
+        assert (process.wait(DEADLINE_S), heard) == (code, ["ready", *says])

@@ -48,7 +48,7 @@ class Up(Running):
 
     def part(self, words: str) -> psutil.Process | None:
         """The one of them whose command line has these words."""
-        return next((one for one in self.family() if words in _command_of(one)), None)
+        return next((one for one in self.family() if words in command_of(one)), None)
 
     def errors(self) -> str:
         """All that it has said on stderr, once it has ended."""
@@ -60,11 +60,11 @@ def assert_all_gone(family: list[psutil.Process], within_s: float = 0.0) -> None
     """None of these runs any more. A zombie does not: it only waits for its parent to look."""
     deadline = time.monotonic() + within_s
     while left := [process for process in family if _runs(process)]:
-        assert time.monotonic() < deadline, [_command_of(process) for process in left]
+        assert time.monotonic() < deadline, [command_of(process) for process in left]
         psutil.wait_procs(left, timeout=0.1)
 
 
-def _command_of(process: psutil.Process) -> str:
+def command_of(process: psutil.Process) -> str:
     try:
         return " ".join(process.cmdline())
     except psutil.NoSuchProcess:

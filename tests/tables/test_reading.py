@@ -43,6 +43,29 @@ def test_the_pipelines_tables_come_first_and_others_behind(tmp_path: Path) -> No
     assert Tables(tmp_path).read("mine").rows() == [{"x": 1}]
 
 
+def test_a_table_that_is_being_made_is_none_yet(tmp_path: Path) -> None:
+    """A directory without a commit, or with one that is not whole, is passed over; the others can be read."""
+    write_table(tmp_path, "messages", [message(1)])
+    (tmp_path / "iopub" / "_delta_log").mkdir(parents=True)
+    (tmp_path / "orphans" / "_delta_log").mkdir(parents=True)
+    (tmp_path / "orphans" / "_delta_log" / "_commit_2f1c9a07.json.tmp").touch()
+    tables = Tables(tmp_path)
+    assert tables.names() == ["messages"]
+    assert [table.name for table in tables.describe()] == ["messages"]
+    assert tables.sql("select 1 as one").rows() == [{"one": 1}]
+    with pytest.raises(TableNotFound, match="there is no table 'iopub'; there are messages"):
+        tables.read("iopub")
+
+
+def test_a_table_whose_first_commits_were_cleaned_up(tmp_path: Path) -> None:
+    """A checkpoint is enough."""
+    write_table(tmp_path, "messages", [message(1)])
+    DeltaTable(tmp_path / "messages").create_checkpoint()
+    for commit in (tmp_path / "messages" / "_delta_log").glob("*.json"):
+        commit.unlink()
+    assert numbers(Tables(tmp_path)) == [1]
+
+
 def test_the_newest_come_first(tables: Tables) -> None:
     """Without an order, every table of the pipeline begins with its newest row."""
     assert numbers(tables, limit=3) == [29, 28, 27]
@@ -181,6 +204,7 @@ def test_a_table_that_cannot_be_read(tmp_path: Path) -> None:
     """A directory that looks like a table and is none is named."""
     write_table(tmp_path, "messages", [message(1)])
     (tmp_path / "broken" / "_delta_log").mkdir(parents=True)
+    (tmp_path / "broken" / "_delta_log" / f"{0:020}.json").write_text("{")
     with pytest.raises(TableNotFound, match=r"'broken' .* cannot be read"):
         Tables(tmp_path).read("broken")
 

@@ -27,11 +27,16 @@ def forget_rows(
 ) -> None:
     """Erase rows from every table that has the columns of a condition, and from the disk. Asks first, on a terminal.
 
+    A table without a column of the condition keeps its rows: one on kernel_id leaves those in 'messages' and
+    'topic_activity', which go by topic, and in 'errors', where it is last_kernel_id.
+
     The pipeline must not be running. The server's log is not touched: delete the topic there, or wait for retention.
 
     Examples:
 
         himalia pipeline forget --where "topic = 'orders' and ts < '2026-01-01'"
+
+        himalia pipeline forget --where "topic = 'kernels.2f1c9a07-5a56-4c0c-8f5a-0d9c1f6f7b11'" --yes
 
         himalia pipeline forget --where "kernel_id = '2f1c9a07-5a56-4c0c-8f5a-0d9c1f6f7b11'" --yes
     """

@@ -14,7 +14,7 @@ from himalia.cli.quantities import parse_duration
 from himalia.cli.run_display import display, sentence
 from himalia.cli.stopping import Stopping
 from himalia.cli.warehouses import WarehouseOption, warehouse_path
-from himalia.errors import ConfigurationError, HimaliaError
+from himalia.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from himalia.spark.java import Java
@@ -26,7 +26,7 @@ app = make_app()
 BATCH_RECORDS = 1_000_000
 NICENESS = 10
 """The server beside it goes first: people wait for that, and a table may be a second later."""
-STOPPED = "stopped in the middle of a batch; the next run takes it up"
+STOPPED = "stopped; the next run takes up what was under way"
 
 
 @app.command("run")
@@ -107,11 +107,9 @@ def _run(
     """What it did; None if it was stopped in a way that left no time to say."""
     summary = None
     try:
-        with pipeline, stopping.by(pipeline.stop):
+        with stopping.by(pipeline.stop), pipeline, stopping.at_work():
             on_started()
             summary = pipeline.run_once() if every_s is None else pipeline.run(every_s)
-    except HimaliaError:
-        raise
     except Exception:
         # Whoever stops us may have stopped Spark in the same moment. The next run takes up what was under way.
         if not stopping.is_asked:

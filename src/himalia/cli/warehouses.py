@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from himalia.runtime import default_warehouse
+from himalia.runtime import checked_warehouse, default_warehouse
 
 WarehouseOption = Annotated[
     Path | None,
@@ -26,4 +26,4 @@ Where = Annotated[
 
 
 def warehouse_path(given: Path | None) -> Path:
-    return (given or default_warehouse()).expanduser()
+    return checked_warehouse(given or default_warehouse()).expanduser()

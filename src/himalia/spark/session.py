@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from himalia.errors import ConfigurationError
@@ -61,6 +65,7 @@ def start_session(
     """
     use_java()
     try:
+        from pyspark import SparkConf, SparkContext
         from pyspark.sql import SparkSession
     except ImportError:
         raise ConfigurationError("the pipeline needs PySpark: pip install 'himalia[spark]'") from None
@@ -69,18 +74,26 @@ def start_session(
         # Otherwise Spark looks up the machine's name, which may not resolve.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.master(master).appName(app)
+    settings = SparkConf().setMaster(master).setAppName(app)
     for name, value in {**_defaults(master), **(conf or {}), **REQUIRED}.items():
         builder = builder.config(name, value)
+        settings.set(name, value)
     try:
+        with signals_put_off():
+            SparkContext.getOrCreate(settings)
         return builder.getOrCreate()
     except Exception as error:
         raise ConfigurationError(f"Spark did not start on {master}: {_first_line(error)}") from error
 
 
+def is_cluster(master: str) -> bool:
+    """Whether executors are other processes than the driver, and so may be elsewhere."""
+    return not (master == "local" or master.startswith("local["))
+
+
 def _defaults(master: str) -> dict[str, str]:
-    is_one_machine = master == "local" or master.startswith("local[")
     is_our_python = os.environ["PYSPARK_PYTHON"] == sys.executable
-    return DEFAULTS | ON_ONE_MACHINE if is_one_machine and is_our_python else DEFAULTS
+    return DEFAULTS if is_cluster(master) or not is_our_python else DEFAULTS | ON_ONE_MACHINE
 
 
 def use_java() -> Java:
@@ -88,6 +101,39 @@ def use_java() -> Java:
     java = find_java()
     os.environ["JAVA_HOME"] = str(java.home)
     return java
+
+
+@contextmanager
+def signals_put_off() -> Iterator[None]:
+    """Within this, Ctrl-C and SIGTERM wait for its end. A second Ctrl-C ends the process, which cleans up nothing.
+
+    Spark that is left while it starts takes away the directory in which its Java is to say where it listens; that fails
+    then, with a trace, and stays. Left later, or with its process, it ends by itself.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are handled elsewhere
+        return
+    noted: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        noted.append(number)
+        if number == signal.SIGINT:
+            signal.signal(number, signal.SIG_DFL)
+
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    chosen = {number: handler for number, handler in handlers.items() if callable(handler)}
+    for number in chosen:
+        signal.signal(number, note)
+    try:
+        yield
+    finally:
+        for number, handler in chosen.items():
+            # Spark puts a handler of its own in, for Ctrl-C. It stays where there was but Python's.
+            is_sparks = signal.getsignal(number) not in (note, signal.SIG_DFL)
+            if not is_sparks or handler is not signal.default_int_handler:
+                signal.signal(number, handler)
+        if noted:
+            signal.raise_signal(noted[0])
 
 
 def _first_line(error: Exception) -> str:

@@ -27,17 +27,23 @@ SHIPPED = (
 )
 
 
+# Spark refuses two files of one name, and ``--py-files`` has likely brought a ``himalia.zip``.
+FILE_NAME = "himalia-of-the-driver.zip"
+
+
 def ship(session: SparkSession) -> None:
-    """Send the package to the executors of a session, and have it use the data source from there.
+    """Send the package to the executors of a session, once, and have it use the data source from there.
 
     Spark finds the data source by itself too, but then looks for it only where Python's own packages are.
     """
     from himalia.spark.connector.source import HimaliaDataSource
 
-    # Executors come for it when they start, so it stays as long as this process does.
-    directory = tempfile.mkdtemp(prefix="himalia-")
-    atexit.register(shutil.rmtree, directory, ignore_errors=True)
-    session.sparkContext.addPyFile(str(write_package(Path(directory) / "himalia.zip")))
+    context = session.sparkContext
+    if not any(url.endswith(f"/{FILE_NAME}") for url in context.listFiles):
+        # Executors come for it when they start, so it stays as long as this process does.
+        directory = tempfile.mkdtemp(prefix="himalia-")
+        atexit.register(shutil.rmtree, directory, ignore_errors=True)
+        context.addPyFile(str(write_package(Path(directory) / FILE_NAME)))
     session.dataSource.register(HimaliaDataSource)
 
 

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 LOG = "_delta_log"
-"""What makes a directory a Delta table."""
+VERSION_DIGITS = 20
+"""What makes a directory a Delta table: in its log, files whose names begin with the number of a version."""
 ENGINE = {"datafusion.catalog.information_schema": "true"}
 
 
@@ -63,7 +64,7 @@ class Tables:
     def names(self) -> list[str]:
         """The tables that are there: the pipeline's own first. None where no pipeline has run yet."""
         try:
-            found = {entry.name for entry in self.path.iterdir() if (entry / LOG).is_dir()}
+            found = {entry.name for entry in self.path.iterdir() if _has_commits(entry / LOG)}
         except (FileNotFoundError, NotADirectoryError):
             found = set()
         except OSError as error:
@@ -150,6 +151,14 @@ class Tables:
             return engine.execute(statement.text)
 
         return Result(execute, statement, names)
+
+
+def _has_commits(log: Path) -> bool:
+    """Whether there is a table: not yet while its first commit is being written, nor if that never came."""
+    try:
+        return any(file.name[:VERSION_DIGITS].isdecimal() for file in log.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 def _named(text: str | None, names: Sequence[str]) -> set[str]:
