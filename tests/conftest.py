@@ -32,7 +32,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         # Those that share a server or a browser run in one process, and all that share the one Spark.
         group = "spark" if needs_spark(item) else f"{item.path}{' slow' * is_slow(item)}"
-        item.add_marker(pytest.mark.xdist_group(group))
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(group))
 
 
 def is_slow(item: pytest.Item) -> bool:

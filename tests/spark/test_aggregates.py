@@ -131,8 +131,13 @@ def test_errors_keep_the_last_example(spark: SparkSession) -> None:
     ]
     found = errors.partial(spark.createDataFrame(rows, EXECUTIONS)).orderBy("ename").collect()
     assert [
-        (row.ename, row["count"], row.last_evalue, row.last_request_id, row.kernels) for row in found
+        (row.ename, row["count"], row.last_evalue, row.last_request_id, row.last_kernel_id, row.kernels)
+        for row in found
     ] == [
-        ("ValueError", 3, "no r2", "r2", ["k1", "k2"]),
-        ("unknown", 1, "no r4", "r4", ["k1"]),
+        ("ValueError", 3, "no r2", "r2", "k1", ["k1", "k2"]),
+        ("unknown", 1, "no r4", "r4", "k1", ["k1"]),
+    ]
+    assert [row.last_ts.astimezone(UTC) - START for row in found] == [
+        timedelta(seconds=5),
+        timedelta(seconds=2),
     ]

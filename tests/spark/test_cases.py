@@ -134,6 +134,30 @@ def test_malformed_payloads_are_kept_and_marked(spark: SparkSession, rows: list[
     assert len(found) == 7
 
 
+def test_what_people_ask_for_is_a_column(spark: SparkSession) -> None:
+    """Of a message that has it; in others the column is null."""
+    teller = Teller("fields")
+    teller.error("r", "KeyError", "'k'")
+    teller.display("r", {"text/html": "<b>", "image/png": "x"})
+    teller.comm("r")
+    teller.input("r", "code()", 7)
+    teller.event("died", reason="signal 9")
+    names = (
+        "traceback, display_id, comm_id, mime_types, code, execution_count, event, reason, parent_username"
+    )
+    with interpreted(spark):
+        found = iopub(stored(spark, teller.rows)).orderBy("offset").collect()
+    said = [{name: row[name] for name in names.split(", ") if row[name] is not None} for row in found]
+    assert said == [
+        {"traceback": ["a", "b"], "parent_username": "cu"},
+        {"display_id": "d1", "mime_types": ["image/png", "text/html"], "parent_username": "cu"},
+        {"comm_id": "c1", "parent_username": "cu"},
+        {"code": "code()", "execution_count": 7, "parent_username": "cu"},
+        {"event": "died", "reason": "signal 9"},
+    ]
+    assert [row["payload_bytes"] for row in found] == [len(row.value.encode()) for row in teller.rows]
+
+
 def test_malformed_payloads_do_not_harm_their_request(folded: Folded) -> None:
     [row] = executions(folded, "malformed")
     assert (row["status"], row["stdout"]) == ("ok", "good")

@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
 from himalia.client.backoff import Backoff
@@ -598,6 +600,20 @@ class SomethingElse(http.server.BaseHTTPRequestHandler):
 def test_a_wrong_token_is_told(spark: SparkSession, server: RunningServer, warehouse: Path) -> None:
     with pytest.raises(Unauthorized), Pipeline(server.url, "wrong", warehouse):
         pass
+
+
+def test_what_is_published_is_what_the_tables_say(
+    spark: SparkSession, server: RunningServer, warehouse: Path
+) -> None:
+    """Row for row, as it is after the last batch that changed it."""
+    feed(server, busy_kernel("told", 2))
+    run_once(server, warehouse, topics=["kernels.told"])
+    keys = {"topic_activity": "topic", "kernel_health": "kernel_id", "errors": "last_kernel_id"}
+    for table, key in keys.items():
+        [row] = DeltaTable(warehouse / table).to_pyarrow_table().to_pylist()
+        [told] = [found for found in stored(server, f"pipeline.{table}") if found[key] == row[key]]
+        assert told == msgspec.to_builtins({name: row[name] for name in told})
+        assert row.keys() - told.keys() <= {"histogram", "hour"}
 
 
 def test_positions_are_told_to_the_server(

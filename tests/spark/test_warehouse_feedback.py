@@ -98,6 +98,16 @@ def test_a_text_too_long_for_a_message_is_cut(connected: Server, server: Running
     assert whole == {"ename": "KeyError", "last_evalue": "k"}
 
 
+def test_many_long_rows_are_told_in_several_bodies(
+    connected: Server, server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server takes only so much at a time."""
+    monkeypatch.setattr(module, "BODY_BYTES_MAX", 10_000)
+    rows = pa.table({"ename": [str(number) for number in range(9)], "last_evalue": ["e" * 4_000] * 9})
+    assert Feedback(connected, "w1").publish("pipeline.bodies", 1, rows) == 9
+    assert [row["ename"] for row in stored(server, "pipeline.bodies")] == [str(number) for number in range(9)]
+
+
 def test_a_topic_that_was_deleted_meanwhile_is_made_again(connected: Server, server: RunningServer) -> None:
     """Whoever cleans up does not end the pipeline."""
     feedback = Feedback(connected, "w1")
@@ -127,8 +137,8 @@ def test_a_server_that_takes_no_more_topics_ends_nothing(
 def test_positions_are_told_in_one_message(connected: Server, server: RunningServer) -> None:
     """The newest holds them all; if there are more than a message can hold, as many as it can."""
     feedback = Feedback(connected, "w1")
-    feedback.tell_positions({"orders": Position(17, "e1")}, 1)
-    feedback.tell_positions({f"kernels.{n}": Position(n, "e" * 16) for n in range(30_000)}, 2)
+    feedback.tell_positions({"orders": Position(17, "e1")})
+    feedback.tell_positions({f"kernels.{n}": Position(n, "e" * 16) for n in range(30_000)})
     first, second = stored(server, "pipeline.positions")
     assert first == {"positions": {"orders": {"offset": 17, "epoch": "e1"}}}
     assert len(second["positions"]) > 10_000
@@ -153,6 +163,6 @@ def test_without_the_right_it_is_said_once(
     with caplog.at_level(logging.WARNING, "himalia.spark"):
         for batch in range(1, 4):
             assert feedback.publish("pipeline.activity", batch, activity(("a", 7, 3))) == 0
-            feedback.tell_positions({}, batch)
+            feedback.tell_positions({})
     [record] = caplog.records
     assert "manage on 'pipeline.>'" in record.getMessage()

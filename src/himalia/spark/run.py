@@ -17,7 +17,6 @@ from uuid import uuid4
 
 from himalia.client.backoff import Backoff
 from himalia.errors import DataLost, HimaliaError, InternalError
-from himalia.record import now_us
 from himalia.spark.connector.failing import LOSSES_TOLD_MAX
 from himalia.spark.connector.patience import MOMENTARY
 from himalia.spark.progress import Meter, Progress, Summary
@@ -271,7 +270,7 @@ class Pipeline:
         self._told_s = time.monotonic()
         try:
             epochs = {topic.name: topic.epoch for topic in self._topics()}
-            self._feedback.tell_positions(self._warehouse.positions.by_topic(epochs), now_us())
+            self._feedback.tell_positions(self._warehouse.positions.by_topic(epochs))
         except HimaliaError as error:
             logger.debug("the positions cannot be told now: %s", error.message)
 

@@ -26,6 +26,7 @@ POSITIONS_TOPIC = "pipeline.positions"
 POSITIONS_BYTES_MAX = 900_000
 POSITIONS_KEPT = {"count": 10}
 BODY_ROWS = 1_000
+BODY_BYTES_MAX = 8 << 20
 BODIES_MAX = 10_000
 """More bodies than this cannot come of one batch; their numbers follow the batch's."""
 ROW_BYTES_MAX = 500_000
@@ -54,11 +55,11 @@ class Feedback:
             count += len(body)
         return count
 
-    def tell_positions(self, positions: Mapping[str, Position], number: int) -> None:
-        """Tell the server how far the log has been read, so that retention waits. ``number`` grows by each call."""
-        self._tell(POSITIONS_TOPIC, [_positions_payload(positions)], number)
+    def tell_positions(self, positions: Mapping[str, Position]) -> None:
+        """Tell the server how far the log has been read, so that retention waits. Told twice it is as true."""
+        self._tell(POSITIONS_TOPIC, [_positions_payload(positions)])
 
-    def _tell(self, topic: str, payloads: Sequence[bytes], sequence: int) -> bool:
+    def _tell(self, topic: str, payloads: Sequence[bytes], sequence: int | None = None) -> bool:
         """Whether it was published. What does not pass by itself is said: the tables are whole without it."""
         if self._is_refused:
             return False
@@ -79,7 +80,7 @@ class Feedback:
             return False
         return True
 
-    def _publish(self, topic: str, payloads: Sequence[bytes], sequence: int) -> None:
+    def _publish(self, topic: str, payloads: Sequence[bytes], sequence: int | None) -> None:
         if topic in self._made:
             try:
                 self._server.publish(topic, payloads, producer=self._producer, sequence=sequence)
@@ -123,8 +124,15 @@ def _shortened(value: Any) -> Any:
 
 
 def _bodies(payloads: Iterable[bytes]) -> Iterator[list[bytes]]:
-    source = iter(payloads)
-    while body := list(islice(source, BODY_ROWS)):
+    body: list[bytes] = []
+    size = 0
+    for payload in payloads:
+        if body and (len(body) == BODY_ROWS or size + len(payload) > BODY_BYTES_MAX):
+            yield body
+            body, size = [], 0
+        body.append(payload)
+        size += len(payload)
+    if body:
         yield body
 
 

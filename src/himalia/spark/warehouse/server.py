@@ -46,10 +46,12 @@ class Server:
         except TopicExists:
             pass
 
-    def publish(self, topic: str, payloads: Sequence[bytes], *, producer: str, sequence: int) -> None:
+    def publish(
+        self, topic: str, payloads: Sequence[bytes], *, producer: str, sequence: int | None = None
+    ) -> None:
         """Publish JSON payloads; the same ``producer`` and ``sequence`` again are one publish."""
         body = b"".join(b'{"payload":%b}\n' % payload for payload in payloads)
-        query = {"producer": producer, "sequence": sequence}
+        query = None if sequence is None else {"producer": producer, "sequence": sequence}
         self._ask("POST", topic_path(topic, "messages"), _anything, query, raw=body)
 
     def close(self) -> None:
