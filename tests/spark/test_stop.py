@@ -37,8 +37,6 @@ def start_run(server: RunningServer, warehouse: Path) -> Running:
     return Running("pipeline", "run", "--no-feedback", *given, env=env, deadline_s=SPARK_WITHIN_S)
 
 
-# Its drivers are processes of their own, so it may go beside the tests that share one.
-@pytest.mark.xdist_group("drivers")
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_sigterm_in_mid_batch(spark: SparkSession, server: RunningServer, tmp_path: Path) -> None:
