@@ -53,10 +53,10 @@ $(ARCHIVE): $(STAMP)
 	@$(BIN)/python -m tests.spark.archive $(ARCHIVE) >/dev/null 2>&1 || touch $(ARCHIVE)
 
 # In one process unless told otherwise: a client that looks for a kernel which is gone may find a port that another test
-# has by then. Those of Spark have few kernels, and take a little over five minutes in two processes instead of seven.
+# has by then. Those of Spark have few kernels, and take less than five minutes in two processes instead of seven.
 unit: setup browser $(ARCHIVE)
-	@$(BIN)/pytest -m 'not alone' --ignore tests/spark --numprocesses $(PROCESSES) --dist loadgroup --no-loadscope-reorder
-	@$(BIN)/pytest tests/spark --numprocesses 2 --dist loadgroup --no-loadscope-reorder
+	@$(BIN)/pytest -m 'not alone' --ignore tests/spark --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
+	@$(BIN)/pytest tests/spark --numprocesses 2 --dist loadfile --no-loadscope-reorder
 	@$(BIN)/pytest -m alone
 
 bench: setup     ## Measure Himalia beside its peers

@@ -28,20 +28,7 @@ def _quick_java() -> Iterator[None]:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Quick tests first: a mistake shows in seconds."""
-    items.sort(key=is_slow)
-    for item in items:
-        # Those that share a server or a browser run in one process, and all that share the one Spark.
-        group = "spark" if needs_spark(item) else f"{item.path}{' slow' * is_slow(item)}"
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(group))
-
-
-def is_slow(item: pytest.Item) -> bool:
-    return item.get_closest_marker("slow") is not None
-
-
-def needs_spark(item: pytest.Item) -> bool:
-    return "spark" in getattr(item, "fixturenames", ())
+    items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
 
 
 @pytest.fixture(autouse=True)

@@ -7,25 +7,24 @@ Java's, tests only take longer.
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from pyspark import SparkContext
-from pyspark.sql import SparkSession
 
-from himalia.spark.pipeline import executions
-from himalia.spark.pipeline.iopub import iopub
-from himalia.spark.pipeline.requests import carried, merged
 from himalia.spark.session import start_session
-from tests.spark.folding import empty_state
-from tests.spark.traffic import Teller, stored
+from tests.serving import start_server
+from tests.spark.pipelines import busy_kernel, feed, run_once
 
 
 def write(archive: Path) -> None:
     part = archive.with_suffix(".part")
     options = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable -XX:ArchiveClassesAtExit={part}"
     session = start_session("local[2]", app="archive", conf={"spark.driver.extraJavaOptions": options})
-    _use(session)
+    with TemporaryDirectory() as directory:
+        _run_pipeline(Path(directory))
     session.stop()
     gateway = SparkContext._gateway
     assert gateway is not None
@@ -35,17 +34,15 @@ def write(archive: Path) -> None:
     part.rename(archive)
 
 
-def _use(session: SparkSession) -> None:
-    """What drivers do: plan, compile, run, write and read back."""
-    teller = Teller()
-    teller.queued("r")
-    teller.stream("r", "hello\n")
-    teller.closed("r")
-    requests = merged(empty_state(session), iopub(stored(session, teller.rows))).persist()
-    executions.executions(requests).toArrow()
-    carried(requests).collect()
-    session.range(10).selectExpr("id", "id % 2 as half").groupBy("half").count().collect()
-    session.sparkContext.parallelize([1, 2], 2).map(str).collect()
+def _run_pipeline(directory: Path) -> None:
+    """What drivers do, twice: the second batch goes on from the first."""
+    os.environ["HIMALIA_RUNTIME_DIR"] = str(directory)
+    server = start_server(log=f"sqlite://{directory}/log.db", kernels=False)
+    try:
+        feed(server, busy_kernel("archive"))
+        run_once(server, directory / "warehouse", batch_records=30)
+    finally:
+        server.stop()
 
 
 if __name__ == "__main__":

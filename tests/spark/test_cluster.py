@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyspark
@@ -24,32 +25,35 @@ from tests.spark.pipelines import busy_kernel, contents, feed, offsets_of
 
 START_MAX_S = 120.0
 RUN_MAX_S = 240
-ROWS = 500
+FAR = "kernels.far"
 MANY = SMALL_RECORDS + 1
 """So many that a batch is shared out."""
-QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""For a Java that does little before it ends."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]
 
 # What executors are given besides the standard library. Not us, and nothing that we need elsewhere.
 BARE = ("pyspark", "py4j", "pyarrow", "numpy", "numpy.libs", "pandas", "dateutil", "pytz", "tzdata", "six.py")
 
+# The pipeline first: it sends its package by itself, to executors that have none.
 PROGRAM = """
 import json, sys
+from pathlib import Path
+from himalia.spark.run import Pipeline
 from himalia.spark.session import start_session
 
-master, url, token, conf = sys.argv[1], sys.argv[2], sys.argv[3], json.loads(sys.argv[4])
+master, url, token, warehouse, conf, *topics = sys.argv[1:]
+conf = json.loads(conf)
 spark = start_session(master, conf=conf)
+for topic in topics:
+    with Pipeline(url, token, Path(warehouse), master=master, topics=[topic], feedback=False) as pipeline:
+        pipeline.run_once()
 if "spark.submit.pyFiles" in conf:
     from himalia.spark.connector.source import HimaliaDataSource
     spark.dataSource.register(HimaliaDataSource)
 else:
     from himalia.spark.shipping import ship
     ship(spark)
-records = spark.read.format("himalia").options(
-    url=url, token=token, subscribe="clustered", minPartitions="4"
-).load()
+records = spark.read.format("himalia").options(url=url, token=token, subscribe="many", minPartitions="4").load()
 found = records.selectExpr("count(*) AS rows", "sum(offset) AS offsets", "sum(int(value)) AS numbers").first()
 executors = spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() - 1
 print(json.dumps({**found.asDict(), "executors": executors}))
@@ -57,15 +61,12 @@ spark.stop()
 """
 
 
-PIPELINE = """
-import sys
-from pathlib import Path
-from himalia.spark.run import Pipeline
+@dataclass(frozen=True)
+class Ran:
+    """What the program said, and the tables that it made."""
 
-master, url, token, warehouse, *topics = sys.argv[1:]
-with Pipeline(url, token, Path(warehouse), master=master, topics=topics, feedback=False) as pipeline:
-    print(pipeline.run_once().batches)
-"""
+    said: dict[str, int]
+    warehouse: Path
 
 
 def bare_python(directory: Path) -> Path:
@@ -83,12 +84,13 @@ def bare_python(directory: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def topic(server: RunningServer) -> RunningServer:
+def log(server: RunningServer) -> RunningServer:
     """A server with something to read."""
-    server.create("clustered")
+    server.create("many")
     with server.http(headers=server.headers) as http:
-        body = [{"payload": number} for number in range(ROWS)]
-        http.post("/topics/clustered/messages", json=body).raise_for_status()
+        body = [{"payload": number} for number in range(MANY)]
+        http.post("/topics/many/messages", json=body).raise_for_status()
+    feed(server, busy_kernel("far", 3))
     return server
 
 
@@ -105,7 +107,8 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "SPARK_LOCAL_IP": "127.0.0.1",
         "PYSPARK_PYTHON": str(python),
         "SPARK_WORKER_DIR": str(directory / "work"),
-        "SPARK_DAEMON_JAVA_OPTS": QUICK_JAVA,
+        # What makes drivers start quickly in tests does so for all of Spark's processes.
+        "SPARK_DAEMON_JAVA_OPTS": os.environ["SPARK_SUBMIT_OPTS"],
         "SPARK_DAEMON_MEMORY": "256m",
     }
 
@@ -113,43 +116,35 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 SMALL = {
     "spark.executor.memory": "512m",
     "spark.driver.memory": "512m",
-    "spark.driver.extraJavaOptions": QUICK_JAVA,
-    "spark.executor.extraJavaOptions": QUICK_JAVA,
+    "spark.driver.extraJavaOptions": "-XX:+UseSerialGC",
     "spark.sql.shuffle.partitions": "1",
     "spark.scheduler.minRegisteredResourcesRatio": "1.0",
     "spark.scheduler.maxRegisteredResourcesWaitingTime": f"{START_MAX_S:.0f}s",
 }
 
 
-def run_on(master: str, server: RunningServer, environment: dict[str, str], **conf: str) -> dict[str, int]:
-    """What a program prints that reads the topic on a cluster."""
-    given = SMALL | {name.replace("_", "."): value for name, value in conf.items()}
-    lines = printed(PROGRAM, master, server.url, server.token or "", json.dumps(given), env=environment)
-    result: dict[str, int] = json.loads(lines[-1])
-    return result
-
-
-def printed(program: str, *arguments: str, env: dict[str, str]) -> list[str]:
-    """The lines that a program prints."""
+def run_on(
+    master: str,
+    topics: list[str],
+    server: RunningServer,
+    environment: dict[str, str],
+    directory: Path,
+    **conf: str,
+) -> Ran:
+    """Run the program on a cluster; of these topics it makes tables."""
+    given = SMALL | {"spark.executor.extraJavaOptions": environment["SPARK_SUBMIT_OPTS"]}
+    given |= {name.replace("_", "."): value for name, value in conf.items()}
+    warehouse = directory / "warehouse"
+    arguments = (master, server.url, server.token or "", str(warehouse), json.dumps(given), *topics)
     ran = subprocess.run(
-        [sys.executable, "-c", program, *arguments],
-        env=env,
+        [sys.executable, "-c", PROGRAM, *arguments],
+        env=environment,
         capture_output=True,
         text=True,
         timeout=RUN_MAX_S,
     )
     assert ran.returncode == 0, [line for line in ran.stderr.splitlines() if "rror" in line]
-    return ran.stdout.splitlines()
-
-
-def assert_all_was_read(found: dict[str, int]) -> None:
-    total = ROWS * (ROWS - 1) // 2
-    assert found == {"rows": ROWS, "offsets": total, "numbers": total, "executors": 2}
-
-
-def test_local_cluster(topic: RunningServer, environment: dict[str, str]) -> None:
-    """Two executor processes, to which the driver sends the package by itself."""
-    assert_all_was_read(run_on("local-cluster[2,1,512]", topic, environment))
+    return Ran(json.loads(ran.stdout.splitlines()[-1]), warehouse)
 
 
 @contextmanager
@@ -194,27 +189,43 @@ def cluster(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactor
             yield master
 
 
-def test_a_standalone_cluster(
-    cluster: str, topic: RunningServer, environment: dict[str, str], tmp_path: Path
-) -> None:
-    """Two executors; the package is named to Spark as ``--py-files`` would."""
-    package = write_package(tmp_path / "himalia.zip")
-    assert_all_was_read(run_on(cluster, topic, environment, spark_submit_pyFiles=str(package)))
+@pytest.fixture(scope="module")
+def on_standalone(
+    cluster: str, log: RunningServer, environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Ran:
+    """There the package is also named to Spark, as ``--py-files`` would."""
+    directory = tmp_path_factory.mktemp("standalone")
+    package = write_package(directory / "himalia.zip")
+    return run_on(cluster, ["many", FAR], log, environment, directory, spark_submit_pyFiles=str(package))
 
 
-def test_the_pipeline_on_a_cluster(
-    cluster: str, server: RunningServer, environment: dict[str, str], warehouse: Path
-) -> None:
-    """Two executors that know nothing of us share a batch; every record is in the tables, once."""
-    server.create("many")
-    with server.http(headers=server.headers) as http:
-        body = [{"payload": number} for number in range(MANY)]
-        http.post("/topics/many/messages", json=body).raise_for_status()
-    feed(server, busy_kernel("far", 3))
-    options = " ".join(f'--conf "{name}={value}"' for name, value in SMALL.items())
-    env = environment | {"PYSPARK_SUBMIT_ARGS": f"{options} pyspark-shell"}
-    where = (cluster, server.url, server.token or "", str(warehouse))
-    assert printed(PIPELINE, *where, "many", "kernels.far", env=env)[-1] == "1"
-    assert len(DeltaTable(warehouse / "messages").file_uris()) == 2
-    assert offsets_of(warehouse, "many") == list(range(MANY))
-    assert len(contents(warehouse, "executions")) == 5
+@pytest.fixture(scope="module")
+def on_local_cluster(
+    log: RunningServer, environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Ran:
+    """There nobody but the driver brings it."""
+    return run_on("local-cluster[2,1,512]", [FAR], log, environment, tmp_path_factory.mktemp("local"))
+
+
+@pytest.fixture(params=["on_standalone", "on_local_cluster"])
+def ran(request: pytest.FixtureRequest) -> Ran:
+    found: Ran = request.getfixturevalue(request.param)
+    return found
+
+
+def test_a_topic_is_read_by_two_executors(ran: Ran) -> None:
+    """Which know nothing of us but what the driver sends."""
+    total = MANY * (MANY - 1) // 2
+    assert ran.said == {"rows": MANY, "offsets": total, "numbers": total, "executors": 2}
+
+
+def test_the_pipeline_on_a_cluster(ran: Ran) -> None:
+    """Executors to which the pipeline sends its package fill the tables."""
+    assert len(contents(ran.warehouse, "executions")) == 5
+
+
+def test_executors_share_a_large_batch(on_standalone: Ran) -> None:
+    """Each writes a file; every record is in the tables, once."""
+    files = DeltaTable(on_standalone.warehouse / "messages").file_uris()
+    assert sum("batch-000000001-" in file for file in files) == 2
+    assert offsets_of(on_standalone.warehouse, "many") == list(range(MANY))

@@ -16,9 +16,6 @@ from tests.spark.stories import story
 from tests.spark.told import Told, told
 from tests.spark.traffic import Row
 
-# As long as all else that shares a Spark, so it goes beside that, with the other group's.
-pytestmark = pytest.mark.xdist_group("drivers")
-
 
 def cut(random: Random, rows: Sequence[Row], batches: int) -> list[list[Row]]:
     """A topic's records in batches, some of which may be empty: anywhere, by equal parts, or all in one."""

@@ -66,8 +66,6 @@ def wait_for(process: subprocess.Popen[str], batch: int, stage: str) -> None:
     raise AssertionError(f"it ended with {process.wait()} before it came to {stage!r} of batch {batch}")
 
 
-# Its drivers are processes of their own, so it may go beside the tests that share one.
-@pytest.mark.xdist_group("drivers")
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_killed_five_times(spark: SparkSession, server: RunningServer, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from himalia.spark.connector.failing import LOSSES_TOLD_MAX
 from himalia.spark.connector.patience import MOMENTARY
 from himalia.spark.progress import Meter, Progress, Summary
 from himalia.spark.session import REQUIRED, is_cluster, start_session
-from himalia.spark.shipping import ship
+from himalia.spark.shipping import send
 from himalia.spark.warehouse import upkeep
 from himalia.spark.warehouse.failing import first_line, translated
 from himalia.spark.warehouse.feedback import Feedback
@@ -64,6 +64,9 @@ SESSION = {
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "1000000",
     # Rows of a few partitions are written as they come, without sorting them first.
     "spark.sql.maxConcurrentOutputFileWriters": "8",
+    # What each job will do is written down at length, for a page of Spark's that is not there.
+    "spark.sql.ui.explainMode": "simple",
+    "spark.sql.debug.maxToStringFields": "0",
 }
 
 
@@ -286,7 +289,7 @@ class Pipeline:
         for name, value in (SESSION | REQUIRED).items():
             own.conf.set(name, value)
         if is_cluster(own.sparkContext.master or self._master):
-            ship(own)
+            send(own.sparkContext)
         return own
 
     def _join_group(self) -> None:

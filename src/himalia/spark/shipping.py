@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 SHIPPED = (
@@ -38,13 +39,18 @@ def ship(session: SparkSession) -> None:
     """
     from himalia.spark.connector.source import HimaliaDataSource
 
-    context = session.sparkContext
-    if not any(url.endswith(f"/{FILE_NAME}") for url in context.listFiles):
-        # Executors come for it when they start, so it stays as long as this process does.
-        directory = tempfile.mkdtemp(prefix="himalia-")
-        atexit.register(shutil.rmtree, directory, ignore_errors=True)
-        context.addPyFile(str(write_package(Path(directory) / FILE_NAME)))
+    send(session.sparkContext)
     session.dataSource.register(HimaliaDataSource)
+
+
+def send(context: SparkContext) -> None:
+    """Send the package to the executors, once."""
+    if any(url.endswith(f"/{FILE_NAME}") for url in context.listFiles):
+        return
+    # Executors come for it when they start, so it stays as long as this process does.
+    directory = tempfile.mkdtemp(prefix="himalia-")
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    context.addPyFile(str(write_package(Path(directory) / FILE_NAME)))
 
 
 def write_package(path: Path) -> Path:

@@ -93,7 +93,7 @@ def merged(state: DataFrame, iopub: DataFrame) -> DataFrame:
 def carried(merged: DataFrame) -> DataFrame:
     """The state for the next batch, as ``STATE_SCHEMA`` has it."""
     return merged.where("is_carried").selectExpr(
-        *KEY, "life", "if(life.closed_us is null, sums, null) as sums", "message"
+        "topic", "epoch", "request_id", "life", "if(life.closed_us is null, sums, null) as sums", "message"
     )
 
 

@@ -28,7 +28,7 @@ from himalia.spark.warehouse.writing import COMPRESSION
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import DataType, StructType
 
 APPLICATION = "himalia-pipeline"
 STAGING = "_staging"
@@ -102,6 +102,8 @@ class Table:
         """The rows with the table's columns and types; what cannot be null may be null in a table."""
         from pyspark.sql import functions as F
 
+        if _columns(rows.schema) == _columns(self.schema):
+            return rows  # Spark would find out as much, but slowly
         return rows.select(*(F.col(field.name).cast(field.dataType) for field in self.schema))
 
     def stage(self, rows: DataFrame, batch: int) -> Staged:
@@ -233,6 +235,10 @@ def no_rows(spark: SparkSession, schema: StructType) -> DataFrame:
 
     columns = [F.lit(None).cast(field.dataType).alias(field.name) for field in schema]
     return spark.range(1).where(F.lit(False)).select(*columns)
+
+
+def _columns(schema: StructType) -> list[tuple[str, DataType]]:
+    return [(field.name, field.dataType) for field in schema]
 
 
 def _adopt(table: DeltaTable, wanted: Schema) -> None:
