@@ -141,6 +141,7 @@ def test_a_gap_is_a_row(page: Page, server: RunningServer, orders: str) -> None:
     """An offset that is not there is told as such, and delivery begins at what is kept."""
     goto(page, server, "#/topics/orders?from=9999")
     expect(row_with(page, "Gap: offset 9,999 is not there; the log goes on at 0")).to_be_visible()
+    expect(page.locator('.vrow:not([hidden])[aria-setsize="51"]').first).to_be_visible()
     assert offsets_shown(page) == list(range(50))
 
 
