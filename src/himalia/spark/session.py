@@ -109,7 +109,7 @@ def _defaults(master: str) -> dict[str, str]:
 
 
 def _remember_classes(context: SparkContext) -> None:
-    """Look them up once: that was a sixth of the time of a small batch."""
+    """Look them up once: that was a sixth of what the JVM did for a small batch."""
     for name in LOOKED_UP:
         setattr(context._jvm, name, getattr(context._jvm, name))
 
