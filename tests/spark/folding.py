@@ -26,8 +26,14 @@ class Folded:
     closed: list[dict[str, Any]] = field(default_factory=list)
     running: list[dict[str, Any]] = field(default_factory=list)
     orphans: list[dict[str, Any]] = field(default_factory=list)
-    verdicts: list[str] = field(default_factory=list)
-    """What the rows of the last batch were found to be."""
+    merged: DataFrame | None = None
+    """The last batch with the state before it."""
+
+    @property
+    def verdicts(self) -> list[str]:
+        """What the rows of the last batch were found to be."""
+        assert self.merged is not None, "nothing was folded"
+        return [row.verdict for row in self.merged.select("verdict").collect()]
 
 
 @contextmanager
@@ -61,7 +67,7 @@ def fold_batch(folded: Folded, batch: DataFrame) -> None:
     folded.closed += [row for row in rows if not row["is_running"]]
     folded.running = [row for row in rows if row["is_running"]]
     folded.orphans += dicts(orphans.orphans(merged))
-    folded.verdicts = [row.verdict for row in merged.select("verdict").collect()]
+    folded.merged = merged
     folded.state = requests.carried(merged)
 
 
