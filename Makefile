@@ -3,11 +3,11 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 ARCHIVE := .venv/spark.jsa
-PROCESSES ?= 0
+PROCESSES ?= 4
 NO_PACKAGES := pip could not install the packages, and says above why. They are needed once, from a network: go online (pip heeds HTTPS_PROXY and PIP_INDEX_URL), then run make again.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser tools run demo test lint types unit bench clean constraints
+.PHONY: help setup browser tools run demo test test-all lint types unit soak bench fuzz clean constraints
 
 help:            ## Say what there is
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,7 +28,9 @@ run: setup       ## Start the server on its embedded log, and the pipeline besid
 demo: setup      ## The same, with a kernel at work and orders coming in
 	@$(BIN)/himalia up --demo
 
-test: lint types unit  ## Lint, check types, run all tests
+test: lint types unit  ## Lint, check types, run all tests but the long ones
+
+test-all: test soak     ## The same, and the long and repeated tests: about an hour
 
 lint: setup
 	@$(BIN)/ruff check .
@@ -52,15 +54,20 @@ tools:           ## Install nginx and Prometheus for the tests of the guides, wh
 $(ARCHIVE): $(STAMP)
 	@$(BIN)/python -m tests.spark.archive $(ARCHIVE) >/dev/null 2>&1 || touch $(ARCHIVE)
 
-# In one process unless told otherwise: a client that looks for a kernel which is gone may find a port that another test
-# has by then. Those of Spark have few kernels, and take less than five minutes in two processes instead of seven.
+# Most tests wait for something, so four processes share two cores well; those of Spark compute. -rs lists what is skipped.
 unit: setup browser $(ARCHIVE)
-	@$(BIN)/pytest -m 'not alone' --ignore tests/spark --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
-	@$(BIN)/pytest tests/spark --numprocesses 2 --dist loadfile --no-loadscope-reorder
-	@$(BIN)/pytest -m alone
+	@$(BIN)/pytest -rs -m 'not alone and not soak' --ignore tests/spark --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
+	@$(BIN)/pytest -rs tests/spark -m 'not soak' --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	@$(BIN)/pytest -rs -m 'alone and not soak'
+
+soak: setup browser $(ARCHIVE)
+	@$(BIN)/pytest -rs -m soak
 
 bench: setup     ## Measure Himalia beside its peers
 	@$(BIN)/python -m benchmarks
+
+fuzz: setup      ## Compare ten million random WebSocket frames with plain websockets
+	@$(BIN)/python -m tests.server.websocket_fuzz --frames 10000000 --processes 2
 
 constraints: setup  ## Pin what is installed now
 	@$(BIN)/python -m pip freeze --exclude-editable --all | grep -v '@' | grep -E '^[A-Za-z0-9_.-]+==' > constraints.txt

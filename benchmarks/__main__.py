@@ -19,6 +19,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from benchmarks import (
     build,
     machine,
+    measure_abuses,
+    measure_churn,
     measure_connector,
     measure_correlation,
     measure_fanout,
@@ -54,20 +56,33 @@ MEASUREMENTS: dict[str, Callable[[Bench], Iterable[Section]]] = {
     "connector": measure_connector.measure,
     "correlation": measure_correlation.measure,
     "pipeline": measure_pipeline.measure,
+    "abuses": measure_abuses.measure,
+    "churn": measure_churn.measure,
 }
+USUAL = [name for name in MEASUREMENTS if name != "churn"]
+"""All but the one that takes ten minutes."""
 PEERS = ("himalia", "redis", "nats", "seed", "null")
 
 
 def main(
-    only: Annotated[str, typer.Option(help="Measurements to run.")] = ",".join(MEASUREMENTS),
+    only: Annotated[str, typer.Option(help="Measurements to run.")] = ",".join(USUAL),
     peers: Annotated[str, typer.Option(help="Servers to run them on.")] = ",".join(PEERS),
     quick: Annotated[bool, typer.Option("--quick", help="One short round of each.")] = False,
     rounds: Annotated[
         int | None, typer.Option(min=1, max=20, help="How often each server has its turn.")
     ] = None,
+    minutes: Annotated[
+        float | None, typer.Option(min=0.2, max=600, help="How long clients come and go in `churn`.")
+    ] = None,
     patience: Annotated[
         float, typer.Option(min=0, max=3600, help="Seconds, in all, for repeating disturbed runs.")
     ] = 30,
+    server_python: Annotated[
+        Path,
+        typer.Option(
+            help="Python whose himalia `abuses` and `churn` start, such as that of another checkout."
+        ),
+    ] = Path(sys.executable),
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write every run here.")] = None,
 ) -> None:
     """Measure Himalia beside its peers, on this machine, in one run."""
@@ -83,8 +98,20 @@ def main(
     with _scratch() as directory, _progress() as progress:
         task = progress.add_task("starting", total=None)
         effort = QUICK if quick else FULL
-        effort = replace(effort, rounds=rounds or effort.rounds)
-        bench = Bench(generator, effort, frozenset(peer_keys), directory, Patience(patience), progress, task)
+        if rounds is not None:
+            effort = replace(effort, rounds=rounds, abuse_rounds=rounds)
+        if minutes is not None:
+            effort = replace(effort, churn_minutes=minutes)
+        bench = Bench(
+            generator,
+            effort,
+            frozenset(peer_keys),
+            directory,
+            Patience(patience),
+            progress,
+            task,
+            server_python,
+        )
         described = machine.describe(directory)
         print(table.heading(described), end="\n\n", flush=True)
         sections = []

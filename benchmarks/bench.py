@@ -24,6 +24,7 @@ class Bench:
     patience: Patience
     progress: Progress
     task: TaskID
+    server_python: Path
 
     def chosen(self, peers: Sequence[Peer]) -> list[Peer]:
         return [peer for peer in peers if peer.key in self.peer_keys]

@@ -25,6 +25,10 @@ class Effort:
     visible_warm_ups: int
     visible_samples: int
     neighbour_seconds: float
+    abuse: float  # how much of each abuse: 1 is all of it
+    abuse_seconds: float
+    abuse_rounds: int
+    churn_minutes: float
 
 
 FULL = Effort(
@@ -48,6 +52,10 @@ FULL = Effort(
     visible_warm_ups=10,
     visible_samples=40,
     neighbour_seconds=8.0,
+    abuse=1.0,
+    abuse_seconds=3.0,
+    abuse_rounds=1,
+    churn_minutes=10.0,
 )
 
 QUICK = Effort(
@@ -71,4 +79,8 @@ QUICK = Effort(
     visible_warm_ups=2,
     visible_samples=5,
     neighbour_seconds=1.0,
+    abuse=0.2,
+    abuse_seconds=1.0,
+    abuse_rounds=1,
+    churn_minutes=0.5,
 )

@@ -1,20 +1,31 @@
 """A disturbed run is repeated in a quieter moment, as long as the time set aside for that lasts."""
 
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Protocol, TypeVar
 
-from benchmarks.generator import QUIET_PERCENT, Outcome
+from benchmarks.generator import QUIET_PERCENT
 
 PROBE_S = 0.5
 TICKS_PER_S = 100
+
+
+class Disturbable(Protocol):
+    @property
+    def disturbed(self) -> bool:
+        """Whether anything else used the machine meanwhile."""
+
+
+Run = TypeVar("Run", bound=Disturbable)
 
 
 class Patience:
     def __init__(self, seconds: float) -> None:
         self._left_s = seconds
 
-    def undisturbed(self, run: Callable[[], Outcome]) -> Outcome:
+    def undisturbed(self, run: Callable[[], Run]) -> Run:
         """What `run` gives, again and again until nothing disturbs it or patience is at its end."""
         outcome = run()
         while outcome.disturbed and self._left_s > 0:
@@ -41,3 +52,47 @@ def busy_ticks() -> int:
     """CPU used by everything on this machine since it was started."""
     user, nice, kernel = Path("/proc/stat").read_text().split()[1:4]
     return int(user) + int(nice) + int(kernel)
+
+
+class OthersCpu:
+    """What programs that are not ours use of the machine, from when this was made."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+        self._before = self._ticks()
+
+    def percent(self) -> float:
+        """In percent of one core."""
+        seconds = time.monotonic() - self._began
+        return max(0.0, 100 * (self._ticks() - self._before) / TICKS_PER_S / seconds)
+
+    @staticmethod
+    def _ticks() -> int:
+        return busy_ticks() - _own_ticks()
+
+
+def _own_ticks() -> int:
+    """CPU used by this process and its descendants, also by those that have ended."""
+    parents: dict[int, int] = {}
+    ticks: dict[int, int] = {}
+    for pid, (parent, used) in _processes():
+        parents[pid], ticks[pid] = parent, used
+    return sum(used for pid, used in ticks.items() if _descends(pid, parents))
+
+
+def _descends(pid: int, parents: dict[int, int]) -> bool:
+    while pid != os.getpid():
+        if pid not in parents:
+            return False
+        pid = parents[pid]
+    return True
+
+
+def _processes() -> Iterator[tuple[int, tuple[int, int]]]:
+    """Every process's parent and CPU, with that of the children it has waited for."""
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # it has ended
+        yield int(path.parent.name), (int(fields[1]), sum(map(int, fields[11:15])))

@@ -22,6 +22,22 @@ AGO_US = 6 * 3_600_000_000
 QUEUED = b'"event":"request_queued"'
 
 
+class PastTime:
+    """The clocks of another machine, some time ago."""
+
+    def __init__(self, now_us: int) -> None:
+        self.now_us = now_us
+
+    def wall_us(self) -> int:
+        return self.now_us
+
+    def steady_us(self) -> int:
+        return self.now_us
+
+    def boot_id(self) -> None:
+        return None
+
+
 class Filled:
     """A log that was filled: how many records and requests of Himalia's own it has."""
 
@@ -31,15 +47,15 @@ class Filled:
         asyncio.run(self._fill(path))
 
     async def _fill(self, path: Path) -> None:
-        clock = now_us() - AGO_US
-        began_us = clock
-        log = open_log(f"sqlite://{path}", clock=lambda: clock)
+        clock = PastTime(now_us() - AGO_US)
+        began_us = clock.now_us
+        log = open_log(f"sqlite://{path}", clock=clock)
         await log.open()
         messages = traffic(self.records)
         known: set[str] = set()
         while chunk := list(islice(messages, CHUNK)):
             # The traffic's own pace: what may come late, and so the state, depends on it.
-            clock = began_us + chunk[-1].ts_us - START_US
+            clock.now_us = began_us + chunk[-1].ts_us - START_US
             for topic, drafts in drafts_by_topic(chunk).items():
                 if topic not in known:
                     await log.create(topic)

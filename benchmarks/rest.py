@@ -22,25 +22,25 @@ def is_healthy(port: int) -> bool:
         return False
 
 
-def create_topic(port: int, name: str) -> None:
+def create_topic(port: int, name: str, *, token: str | None = None) -> None:
     """Creates it unless it is there: a log may be served a second time."""
     with closing(HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)) as connection:
         body = json.dumps({"name": name}).encode()
-        _post(connection, "/topics", "application/json", body, also=(409,))
+        _post(connection, "/topics", "application/json", body, token=token, also=(409,))
 
 
-def create_topics(port: int, names: Sequence[str]) -> None:
+def create_topics(port: int, names: Sequence[str], *, token: str | None = None) -> None:
     """Creates many, from several connections at once so that the server can group its commits."""
     shares = [names[first::CALLERS] for first in range(CALLERS)]
     with ThreadPoolExecutor(CALLERS) as callers:
-        for done in [callers.submit(_create_topics, port, share) for share in shares]:
+        for done in [callers.submit(_create_topics, port, share, token) for share in shares]:
             done.result()
 
 
-def _create_topics(port: int, names: Sequence[str]) -> None:
+def _create_topics(port: int, names: Sequence[str], token: str | None) -> None:
     with closing(HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)) as connection:
         for name in names:
-            _post(connection, "/topics", "application/json", json.dumps({"name": name}).encode())
+            _post(connection, "/topics", "application/json", json.dumps({"name": name}).encode(), token=token)
 
 
 def fill_topic(port: int, name: str, records: int, payload_chars: int) -> None:
@@ -57,9 +57,16 @@ def _bodies(records: int, payload_chars: int) -> Iterator[bytes]:
 
 
 def _post(
-    connection: HTTPConnection, path: str, content_type: str, body: bytes, *, also: tuple[int, ...] = ()
+    connection: HTTPConnection,
+    path: str,
+    content_type: str,
+    body: bytes,
+    *,
+    token: str | None = None,
+    also: tuple[int, ...] = (),
 ) -> None:
-    connection.request("POST", path, body, {"Content-Type": content_type})
+    headers = {"Content-Type": content_type} | ({"Authorization": f"Bearer {token}"} if token else {})
+    connection.request("POST", path, body, headers)
     answer = connection.getresponse()
     text = answer.read().decode(errors="replace")
     if answer.status not in (200, 201, 202, *also):

@@ -90,3 +90,12 @@ def _status_bytes(pid: int, field: str) -> int:
         if name == field:
             return int(value.split()[0]) * 1024
     raise PeerFailed(f"process {pid} has no {field}: it has ended")
+
+
+def waited_for_core_s(pid: int, thread_id: int) -> float:
+    """How long a thread could have run and had to wait for a core, since it was started."""
+    return int(Path(f"/proc/{pid}/task/{thread_id}/schedstat").read_text().split()[1]) / 1e9
+
+
+def open_descriptors(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,17 @@ def _quick_java() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPARK_SUBMIT_OPTS", options)
         yield
+
+
+def pytest_configure() -> None:
+    """Give child processes default signals, also under ``nohup`` and in a shell's background.
+
+    There SIGHUP or SIGINT is ignored, and a child inherits that: it could not be ended as a user ends it. A handler is
+    not inherited, so one that does nothing keeps the signal from this process only.
+    """
+    for number in (signal.SIGHUP, signal.SIGINT):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

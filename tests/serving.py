@@ -106,6 +106,11 @@ class RunningServer:
 
         return asyncio.run_coroutine_threadsafe(call(), self.loop).result(DEADLINE_S)
 
+    def wait_for_audit(self) -> None:
+        """Wait until all that was recorded so far is in the audit trail, which is appended to in the background."""
+        assert self.loop is not None
+        asyncio.run_coroutine_threadsafe(self.broker.audit._idle.wait(), self.loop).result(DEADLINE_S)
+
     def stop(self) -> None:
         if self._server is not None:
             self._server.should_exit = True
@@ -114,7 +119,7 @@ class RunningServer:
 
 
 def start_server(**settings: Any) -> RunningServer:
-    return RunningServer(Settings(port=0, log_level="warning", **settings))
+    return RunningServer(Settings(**{"port": 0, "log_level": "warning", **settings}))
 
 
 async def say(ws: ClientConnection, **message: Any) -> None:

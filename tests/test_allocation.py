@@ -1,40 +1,74 @@
-"""Memory that was freed is used again."""
+"""When memory that was freed is given back."""
 
 from __future__ import annotations
 
-import platform
-import subprocess
-import sys
+import ctypes
+import threading
 
 import pytest
 
-PROGRAM = """
-import resource
-from himalia.allocation import keep_freed_memory
+from himalia.allocation import KEPT_BYTES, FreedMemory, release_freed_memory
 
-def taken() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-
-def pass_through() -> None:
-    pieces = [b"x" * (4 << 20) for _ in range(8)]
-
-keep = {keep}
-if keep:
-    keep_freed_memory()
-pass_through()
-before = taken()
-for _ in range(10):
-    pass_through()
-print(taken() - before)
-"""
+BASE = 50_000_000
 
 
-def pages_taken(*, keep: bool) -> int:
-    """How many pages the system had to give to a program through which pieces of 4 MiB pass."""
-    command = [sys.executable, "-c", PROGRAM.format(keep=keep)]
-    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+class Heap:
+    """A process with so much memory beyond what is in use, of which a trim gives back all but ``stuck_bytes``."""
+
+    def __init__(self) -> None:
+        self.beyond_bytes = self.stuck_bytes = BASE
+        self.trims = 0
+        self.freed = FreedMemory(lambda: self.beyond_bytes, self.trim)
+
+    def trim(self) -> None:
+        self.trims += 1
+        self.beyond_bytes = self.stuck_bytes
+
+    def look(self, beyond_bytes: int, times: int = 1) -> int:
+        """Have so much, and look; returns how often memory was given back so far."""
+        self.beyond_bytes = beyond_bytes
+        for _ in range(times):
+            self.freed.look()
+        return self.trims
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have ways of their own")
-def test_pieces_that_pass_through_take_no_memory_from_the_system() -> None:
-    assert pages_taken(keep=True) < pages_taken(keep=False) / 100
+def test_some_is_kept() -> None:
+    """64 MiB stay for what comes next, however long."""
+    assert Heap().look(BASE + KEPT_BYTES, times=10) == 0
+
+
+def test_more_is_given_back_once() -> None:
+    """What is beyond that at two looks in a row is given back, and then there is nothing more to give."""
+    heap = Heap()
+    assert heap.look(BASE + KEPT_BYTES + 1) == 0
+    assert heap.look(BASE + KEPT_BYTES + 1) == 1
+    assert heap.look(BASE, times=10) == 1
+
+
+def test_what_is_used_again_at_once_is_kept() -> None:
+    """Memory that was free at one look and is in use at the next was worth keeping."""
+    heap = Heap()
+    for _ in range(5):
+        heap.look(BASE + 2 * KEPT_BYTES)
+        heap.look(BASE)
+    assert heap.trims == 0
+
+
+def test_what_cannot_be_given_back_is_not_tried_again() -> None:
+    """A trim that gives nothing back, as the memory is not the C library's, is not repeated until there is more."""
+    heap = Heap()
+    heap.stuck_bytes = BASE + 2 * KEPT_BYTES
+    assert heap.look(heap.stuck_bytes, times=10) == 1
+    assert heap.look(heap.stuck_bytes + KEPT_BYTES + 1, times=2) == 2
+    # It has gone by itself: what is free from now on counts in full.
+    heap.look(BASE)
+    heap.stuck_bytes = BASE
+    assert heap.look(BASE + KEPT_BYTES + 1, times=2) == 3
+
+
+def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is no such function, as on macOS and with musl, nothing is done and nothing is said."""
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
+    before = threading.active_count()
+    release_freed_memory()
+    assert threading.active_count() == before

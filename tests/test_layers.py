@@ -11,23 +11,24 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "himalia"
 
-VALUES = {"record", "errors", "topics"}
+VALUES = {"record", "errors", "topics", "proof"}
 FOUNDATION = VALUES | {"settings", "runtime"}
-BROKER = FOUNDATION | {"log", "cursor", "pubsub"}
+BROKER = FOUNDATION | {"log", "pubsub"}
 MAY_IMPORT = {
     "record": VALUES,
     "errors": VALUES,
     "topics": VALUES,
+    "proof": set(),
+    "tls": {"errors"},
     "allocation": set(),
     "settings": FOUNDATION,
     "runtime": FOUNDATION,
     "log": FOUNDATION | {"log"},
-    "cursor": FOUNDATION | {"log", "cursor"},
     "pubsub": BROKER,
     "kernels": BROKER | {"kernels"},
     "protocol": VALUES | {"protocol"},
-    "client": VALUES | {"runtime", "protocol", "client"},
-    "spark": VALUES | {"runtime", "protocol", "client", "tables", "allocation", "spark"},
+    "client": VALUES | {"tls", "runtime", "protocol", "client"},
+    "spark": VALUES | {"tls", "runtime", "protocol", "client", "tables", "allocation", "spark"},
     "tables": VALUES | {"tables"},
     "demo": VALUES | {"client", "demo"},
     "server": BROKER | {"kernels", "protocol", "tables", "allocation", "server"},

@@ -7,16 +7,22 @@
     │   ├── BadFilter                BAD_FILTER             a content filter that does not compile
     │   ├── BadQuery                 BAD_QUERY              SQL that does not parse, or that is not a query
     │   └── MessageTooLarge          MESSAGE_TOO_LARGE
+    ├── BodyTimeout                  BODY_TIMEOUT           the body of a request came too slowly
     ├── FilterFailed                 FILTER_FAILED          a content filter that failed on a record
     ├── Unauthorized                 UNAUTHORIZED           no key, or a wrong one
+    │   ├── WrongKey                 UNAUTHORIZED           a secret that is not known here, rather than none
     │   └── Forbidden                FORBIDDEN              the key lacks this right on this topic
+    ├── SessionNotFound              SESSION_NOT_FOUND
     ├── TopicNotFound                TOPIC_NOT_FOUND
     ├── TopicExists                  TOPIC_EXISTS
     ├── EpochChanged                 EPOCH_CHANGED          the topic was deleted and created again, or restored
     ├── LimitExceeded
     │   ├── TooManyConnections       TOO_MANY_CONNECTIONS
+    │   ├── TooManyReaders           TOO_MANY_READERS
     │   ├── TooManySubscriptions     TOO_MANY_SUBSCRIPTIONS
     │   ├── TooManyTopics            TOO_MANY_TOPICS
+    │   ├── TooManyProducers         TOO_MANY_PRODUCERS     of one caller
+    │   ├── TooManyBodies            TOO_MANY_BODIES        too much is being received; retry later
     │   ├── RateLimited              RATE_LIMITED
     │   ├── TooManyKernels           TOO_MANY_KERNELS
     │   ├── TooManyRequests          TOO_MANY_REQUESTS      too many wait for one kernel
@@ -36,6 +42,7 @@
     │   ├── LogCorrupt               UNAVAILABLE
     │   ├── LogLocked                UNAVAILABLE            another process owns the file
     │   └── LogTooNew                UNAVAILABLE            written by a newer Himalia
+    ├── IssuerUnavailable            UNAVAILABLE            the keys that sign JSON Web Tokens cannot be fetched
     ├── ConnectionFailed             CONNECTION_FAILED      client side: no server answers
     ├── DataLost                     DATA_LOST              client side: records went before they were read
     ├── ConfigurationError           BAD_CONFIGURATION      a setting that cannot work
@@ -56,15 +63,20 @@ class ErrorCode(StrEnum):
     BAD_FILTER = "BAD_FILTER"
     BAD_QUERY = "BAD_QUERY"
     MESSAGE_TOO_LARGE = "MESSAGE_TOO_LARGE"
+    BODY_TIMEOUT = "BODY_TIMEOUT"
     FILTER_FAILED = "FILTER_FAILED"
     UNAUTHORIZED = "UNAUTHORIZED"
     FORBIDDEN = "FORBIDDEN"
+    SESSION_NOT_FOUND = "SESSION_NOT_FOUND"
     TOPIC_NOT_FOUND = "TOPIC_NOT_FOUND"
     TOPIC_EXISTS = "TOPIC_EXISTS"
     EPOCH_CHANGED = "EPOCH_CHANGED"
     TOO_MANY_CONNECTIONS = "TOO_MANY_CONNECTIONS"
+    TOO_MANY_READERS = "TOO_MANY_READERS"
     TOO_MANY_SUBSCRIPTIONS = "TOO_MANY_SUBSCRIPTIONS"
     TOO_MANY_TOPICS = "TOO_MANY_TOPICS"
+    TOO_MANY_PRODUCERS = "TOO_MANY_PRODUCERS"
+    TOO_MANY_BODIES = "TOO_MANY_BODIES"
     RATE_LIMITED = "RATE_LIMITED"
     TOO_MANY_KERNELS = "TOO_MANY_KERNELS"
     TOO_MANY_REQUESTS = "TOO_MANY_REQUESTS"
@@ -111,6 +123,10 @@ class MessageTooLarge(BadRequest):
     code = ErrorCode.MESSAGE_TOO_LARGE
 
 
+class BodyTimeout(HimaliaError):
+    code = ErrorCode.BODY_TIMEOUT
+
+
 class FilterFailed(HimaliaError):
     code = ErrorCode.FILTER_FAILED
 
@@ -119,8 +135,21 @@ class Unauthorized(HimaliaError):
     code = ErrorCode.UNAUTHORIZED
 
 
+class WrongKey(Unauthorized):
+    """Credentials were sent and are not valid. These count as failed attempts; sending none does not."""
+
+
 class Forbidden(Unauthorized):
     code = ErrorCode.FORBIDDEN
+
+
+class SessionNotFound(HimaliaError):
+    code = ErrorCode.SESSION_NOT_FOUND
+
+    def __init__(self, id: str) -> None:
+        super().__init__(
+            f"there is no session {id!r} that you may end; 'himalia sessions list' shows them", id=id
+        )
 
 
 class TopicNotFound(HimaliaError):
@@ -157,12 +186,24 @@ class TooManyConnections(LimitExceeded):
     code = ErrorCode.TOO_MANY_CONNECTIONS
 
 
+class TooManyReaders(LimitExceeded):
+    code = ErrorCode.TOO_MANY_READERS
+
+
 class TooManySubscriptions(LimitExceeded):
     code = ErrorCode.TOO_MANY_SUBSCRIPTIONS
 
 
 class TooManyTopics(LimitExceeded):
     code = ErrorCode.TOO_MANY_TOPICS
+
+
+class TooManyProducers(LimitExceeded):
+    code = ErrorCode.TOO_MANY_PRODUCERS
+
+
+class TooManyBodies(LimitExceeded):
+    code = ErrorCode.TOO_MANY_BODIES
 
 
 class RateLimited(LimitExceeded):
@@ -252,6 +293,12 @@ class LogLocked(LogUnavailable):
 
 class LogTooNew(LogUnavailable):
     pass
+
+
+class IssuerUnavailable(HimaliaError):
+    """A JSON Web Token cannot be checked now, because its issuer's keys cannot be fetched."""
+
+    code = ErrorCode.UNAVAILABLE
 
 
 class ConnectionFailed(HimaliaError):

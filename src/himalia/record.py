@@ -81,6 +81,8 @@ class TopicInfo(msgspec.Struct, frozen=True):
     created_us: int
     last_ts_us: int
     retention: Retention
+    owner: str | None = None
+    """The caller whose topic it is, by its qualified name; only topics of kernels have one. It never changes."""
 
 
 def size_bytes(id: str, headers: bytes, payload: bytes) -> int:

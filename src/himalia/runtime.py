@@ -61,9 +61,12 @@ def announce(server: RunningServer) -> Path:
     path = directory / f"server-{log}-{server.pid}.json"
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        # In one step: a program that reads it meanwhile finds the old file or the new one.
+        temporary = path.with_suffix(".new")
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(msgspec.json.encode(server))
+        os.replace(temporary, path)
     except OSError as error:
         raise ConfigurationError(
             f"{directory}, where other programs look for this server, cannot be written: {error.strerror}; "

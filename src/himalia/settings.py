@@ -7,6 +7,7 @@ the two in step.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -18,6 +19,29 @@ from himalia.runtime import checked_warehouse, default_warehouse
 
 KIB, MIB = 1024, 1024 * 1024
 Port = Annotated[int, Field(ge=0, le=65535)]
+KernelEncryption = Literal["auto", "required", "off"]
+RlimitInt = Annotated[int, Field(ge=0, le=2**62)]
+"""As the operating system takes it."""
+KERNEL_MEMORY_MIN = 64 * MIB
+_VARIABLE = re.compile(r"[A-Za-z_*?][A-Za-z0-9_*?]*\Z")
+
+
+def checked_variable(pattern: str) -> str:
+    """The name of an environment variable, or a pattern of names."""
+    if not _VARIABLE.match(pattern):
+        raise ValueError(
+            f"{pattern[:80]!r} is not the name of a variable; give names, or patterns such as AWS_*"
+        )
+    return pattern
+
+
+def checked_kernel_memory(memory_max: int) -> int:
+    """A limit in which some kernel can start, or 0."""
+    if 0 < memory_max < KERNEL_MEMORY_MIN:
+        raise ValueError(
+            f"no kernel starts in {memory_max} bytes; give at least {KERNEL_MEMORY_MIN}, or 0 for no limit"
+        )
+    return memory_max
 
 
 def default_log_url() -> str:
@@ -43,16 +67,33 @@ class Settings(BaseSettings):
     # Trust
     auth: bool = Field(True, description="Ask for a token or key; --no-auth works on loopback only.")
     token: str | None = Field(
-        None, description="The token to ask for; made at start and printed if not given."
+        None, description="The token to ask for; if not given, one is made, kept beside the log and printed."
     )
     keys_file: Path | None = Field(
         None, description="TOML file with keys and their rights; replaces the token."
     )
+    refused_key_delay_s: NonNegativeFloat = Field(
+        1, description="Wait before answering a wrong key, after ten from an address within a minute."
+    )
+    session_s: PositiveFloat = Field(14 * 86400, description="How long a browser stays signed in.")
+    sessions_max: PositiveInt = Field(10_000, description="Most browser sessions; beyond it the oldest ends.")
+    jwt_secret_file: Path | None = Field(
+        None, description="File with the secret of JSON Web Tokens signed by HS256."
+    )
+    jwt_jwks: str | None = Field(
+        None, description="URL or file of the keys (JWKS) of tokens signed by RS256, ES256 or EdDSA."
+    )
+    jwt_issuer: str | None = Field(None, description="The claim iss that JSON Web Tokens need to have.")
+    jwt_audience: str | None = Field(None, description="The claim aud that JSON Web Tokens need to have.")
     allowed_origins: list[str] = Field([], description="Browser origins to accept besides the server's own.")
     allowed_hosts: list[str] = Field([], description="Host names to answer to besides localhost and --host.")
     ssl_certfile: Path | None = Field(None, description="TLS certificate (PEM), with its chain.")
     ssl_keyfile: Path | None = Field(None, description="TLS private key (PEM).")
     ssl_keyfile_password: str | None = Field(None, description="Password of the TLS private key.")
+    ssl_ca_certs: Path | None = Field(None, description="Authorities that sign client certificates (PEM).")
+    ssl_cert_reqs: Literal["none", "optional", "required"] = Field(
+        "none", description="Whether a client has to show a certificate of these."
+    )
 
     # The log
     retention_age_s: NonNegativeFloat = Field(7 * 86400, description="Keep records this long; 0 for ever.")
@@ -61,17 +102,36 @@ class Settings(BaseSettings):
     retention_wait: NonNegativeFloat = Field(
         1.0, description="How far beyond its limits a topic may go while the pipeline has not read it."
     )
+    audit_retention_age_s: NonNegativeFloat = Field(
+        90 * 86400, description="Keep the audit trail this long; counts when its topic is made."
+    )
+    audit_retention_bytes: NonNegativeInt = Field(
+        256 * MIB, description="Keep at most this much of the audit trail; counts when its topic is made."
+    )
     dedup_window_s: NonNegativeFloat = Field(120, description="Recognise a repeated message id this long.")
     dedup_ids_max: PositiveInt = Field(262_144, description="Recognise repeats among this many latest ids.")
+    producer_age_s: NonNegativeFloat = Field(
+        30 * 86400, description="Remember a producer that is not used this long; 0 for ever."
+    )
 
     # Limits
     message_bytes_max: PositiveInt = Field(MIB, description="Largest message from a client.")
     headers_bytes_max: PositiveInt = Field(8 * KIB, description="Largest headers of a message, as JSON.")
     bulk_bytes_max: PositiveInt = Field(256 * MIB, description="Largest body of one REST publish.")
+    bulk_messages_max: PositiveInt = Field(
+        1_000_000, description="Most messages of one REST publish that is stored as a whole."
+    )
+    bodies_bytes_max: PositiveInt = Field(
+        512 * MIB, description="Bytes of all request bodies being received; one caller has at most half."
+    )
     connections_max: PositiveInt = Field(10_000, description="Most WebSocket and SSE connections at a time.")
+    readers_max: PositiveInt = Field(64, description="Most answers that read a topic at a time.")
     subscriptions_max: PositiveInt = Field(1_000, description="Most subscriptions of one connection.")
     cursors_max: PositiveInt = Field(1_000_000, description="Most topics followed, over all subscriptions.")
     topics_max: PositiveInt = Field(100_000, description="Most topics.")
+    producers_max: PositiveInt = Field(
+        1_000_000, description="Most producers of one caller, over all topics."
+    )
     topic_length_max: Annotated[int, Field(ge=1, le=255)] = Field(255, description="Longest topic name.")
     publish_rate_max: NonNegativeFloat = Field(0, description="Most publishes a second from one connection.")
     publishes_in_flight_max: PositiveInt = Field(
@@ -83,6 +143,10 @@ class Settings(BaseSettings):
     last_n_max: NonNegativeInt = Field(1_000_000, description="Largest last_n of a subscription.")
     filter_length_max: PositiveInt = Field(2_048, description="Longest content filter, in characters.")
 
+    queries_max: PositiveInt = Field(3, description="Most queries of tables at a time.")
+    queries_per_caller: PositiveInt = Field(
+        2, description="Of these, most of one caller, unless its own limits say otherwise."
+    )
     filters_max: PositiveInt = Field(256, description="Most distinct content filters in use at a time.")
 
     # Delivery
@@ -102,6 +166,15 @@ class Settings(BaseSettings):
     # Connections
     handshake_timeout_s: PositiveFloat = Field(
         10, description="Time for a new connection to say what it wants."
+    )
+    body_idle_timeout_s: PositiveFloat = Field(
+        30, description="Time in which nothing of a body comes, or in which it waits for room."
+    )
+    body_timeout_s: PositiveFloat = Field(
+        300, description="Time for a whole body; NDJSON that is stored as it comes in has no such limit."
+    )
+    anonymous_connections_max: PositiveInt = Field(
+        256, description="Most connections of one address that have shown no valid key."
     )
     heartbeat_s: PositiveFloat = Field(20, description="Interval of pings to every connection.")
     heartbeat_timeout_s: PositiveFloat = Field(20, description="Silence after a ping that counts as dead.")
@@ -127,9 +200,27 @@ class Settings(BaseSettings):
         256 * MIB,
         description="Bytes of a kernel's output its keeper holds on disk for a server that is away.",
     )
-    kernel_keep_s: PositiveFloat = Field(600, description="How long a kernel lives on without a server.")
+    kernel_keep_s: PositiveFloat = Field(
+        600, description="How long an idle kernel lives on without a server."
+    )
+    kernel_busy_keep_s: NonNegativeFloat = Field(
+        86400, description="How long a busy kernel lives on without a server; 0 for ever."
+    )
     kernels_stay: bool = Field(
         False, description="Leave kernels running, for kernel_keep_s, at a graceful stop."
+    )
+    kernel_encryption: KernelEncryption = Field(
+        "auto", description="Encrypt a kernel's sockets: where it can, always (refusing others), or never."
+    )
+    kernel_env_keep: list[Annotated[str, AfterValidator(checked_variable)]] = Field(
+        [],
+        description="Names or patterns (AWS_*) of the server's secret variables that kernels get all the same.",
+    )
+    kernel_memory_max: Annotated[RlimitInt, AfterValidator(checked_kernel_memory)] = Field(
+        0, description="Most bytes of address space of a kernel's process; 0 for no limit."
+    )
+    kernel_cpu_s_max: RlimitInt = Field(
+        0, description="Most seconds of CPU time of a kernel's process, over its whole life; 0 for no limit."
     )
     kernel_start_timeout_s: PositiveFloat = Field(60, description="Time for a kernel to start and answer.")
     kernel_heartbeat_s: PositiveFloat = Field(3, description="Interval of heartbeats to every kernel.")

@@ -10,6 +10,8 @@ from himalia.errors import BadRequest
 NAME_LENGTH_MAX = 255
 RESERVED = ("kernels", "pipeline")
 """First segments that clients may read but not publish to without the server's own consent."""
+AUDIT_TOPIC = "audit.events"
+"""The server's audit trail. Wildcards do not reach it: a pattern covers it only if it begins with ``audit.``."""
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*\Z")
 _PATTERN = re.compile(r"(?:(?:[A-Za-z0-9_-]+|\*)(?:\.(?:[A-Za-z0-9_-]+|\*))*(?:\.>)?|>)\Z")
@@ -43,9 +45,11 @@ def check_pattern(pattern: str, length_max: int = NAME_LENGTH_MAX) -> str:
     return pattern
 
 
-@lru_cache(maxsize=65536)
+@lru_cache(maxsize=4096)
 def matches(pattern: str, name: str) -> bool:
     """Whether a checked pattern covers a topic name. ``a.>`` covers ``a.b`` and ``a.b.c``, not ``a``."""
+    if name == AUDIT_TOPIC and not pattern.startswith("audit."):
+        return False
     wanted, given = pattern.split("."), name.split(".")
     for i, segment in enumerate(wanted):
         if segment == ">":

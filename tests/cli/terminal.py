@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import re
 import select
 import struct
 import subprocess
@@ -76,3 +77,36 @@ class OnTerminal:
             return False
         self.screen += part.decode(errors="replace")
         return bool(part)
+
+
+_STEP = re.compile(r"\n|\r|\x08|\x1b\[([\d;]*)([A-Za-z])|[^\x00-\x1f\x1b]+")
+
+
+def displayed(written: str, columns: int = 80) -> list[str]:
+    """The rows that a terminal shows after this was written to it. Knows what our commands use."""
+    rows, row, column = [""], 0, 0
+    for step in _STEP.finditer(written):
+        text, code, number = step[0], step[2], int(step[1]) if (step[1] or "").isdigit() else None
+        if text == "\n":
+            row, column = row + 1, 0
+        elif text == "\r":
+            column = 0
+        elif text == "\b":
+            column = max(column - 1, 0)
+        elif code == "A":
+            row = max(row - (number or 1), 0)
+        elif code == "C":
+            column += number or 1
+        elif code == "K":
+            rows[row] = rows[row][:column]
+        elif code == "J":
+            rows[row:] = [rows[row][:column]]
+        elif code is None:
+            for character in text:
+                if column == columns:
+                    row, column = row + 1, 0
+                rows += [""] * (row + 1 - len(rows))
+                rows[row] = rows[row].ljust(column)[:column] + character + rows[row][column + 1 :]
+                column += 1
+        rows += [""] * (row + 1 - len(rows))
+    return [line.rstrip() for line in rows]

@@ -44,6 +44,13 @@ def test_json_and_the_environment(log: str, tmp_path: Path) -> None:
     assert (found["topics"], found["records"]) == (0, 0)
 
 
+def test_a_backup_into_a_directory_that_does_not_exist(log: str, tmp_path: Path) -> None:
+    """The sentence names the directory that is missing, not the log, which is well."""
+    with Server("--port", "0", "--log", log):
+        done = himalia("backup", str(tmp_path / "missing" / "x.db"), "--log", log)
+    assert_sentence(done, 1, f"there is no directory {tmp_path / 'missing'}")
+
+
 def test_what_cannot_be_backed_up_or_restored(log: str, tmp_path: Path) -> None:
     """No log, no backup, a log that is not in a file, a file that is no backup: one sentence each."""
     assert_sentence(himalia("backup", str(tmp_path / "x.db"), "--log", log), 1, "no log")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import signal
 import subprocess
@@ -76,8 +77,10 @@ def test_a_run_that_stays(server: RunningServer) -> None:
     with OnTerminal("pipeline", "run", "--every", "0.5s", *MASTER, deadline_s=SPARK_WITHIN_S) as terminal:
         terminal.until("starting Spark")
         terminal.until("messages 1")
-        assert {process.nice() for process in spark_of(terminal.process.pid)} == {10}
-        assert_sentence(himalia("pipeline", "run", "--once"), 1, "is in use by process")
+        assert {process.nice() for process in spark_of(terminal.process.pid)} == {os.nice(0) + 10}
+        waited = himalia("pipeline", "run", "--once")
+        assert (waited.returncode, waited.stdout[:23]) == (0, "a pipeline runs already")
+        assert_sentence(himalia("pipeline", "run", "--every", "5s"), 1, "is in use by process")
         assert_sentence(himalia("pipeline", "forget", "--where", "true", "--yes"), 1, "is in use by process")
         with SyncClient(server.url) as client:
             client.publish("orders", 2)

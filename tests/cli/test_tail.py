@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from himalia.client import SyncClient
+from himalia.record import Retention
 from tests.cli.running import COMMAND, DEADLINE_S, Running, Server, assert_sentence, himalia
+from tests.server.raw import until
 from tests.serving import RunningServer
 
 
@@ -133,11 +135,24 @@ def test_a_deleted_topic_ends_it(client: SyncClient) -> None:
         assert running.end() == 0
 
 
+def test_an_offset_beyond_the_end_is_waited_for(client: SyncClient) -> None:
+    """--from an offset that is not there yet prints no earlier record, and begins when the log reaches it."""
+    with Running("tail", "orders", "--from", "7", "--count", "1", "--json") as running:
+        until(lambda: client.stats().topics["orders"].subscribers == 1)
+        client.publish_many("orders", range(5))
+        assert json.loads(running.line())["offset"] == 7
+        assert running.end() == 0
+
+
 def test_a_gap_is_said_in_words(client: SyncClient) -> None:
-    """An offset that is not there is told on stderr, and what is there is shown."""
-    done = himalia("tail", "orders", "--from", "1000", "--count", "1")
-    assert done.stdout.endswith('orders 0 {"n":0}\n')
-    assert done.stderr.startswith("warning: there is a gap in orders: offset 1000 is not there")
+    """An offset that retention has removed is reported on stderr, and delivery begins at the oldest record kept."""
+    client.create_topic("short", Retention(count=2))
+    for number in range(10):
+        client.publish("short", {"n": number})
+    until(lambda: next(one.first for one in client.topics() if one.name == "short") == 8)
+    done = himalia("tail", "short", "--from", "1", "--count", "1")
+    assert done.stdout.endswith('short 8 {"n":8}\n')
+    assert done.stderr.startswith("warning: there is a gap in short: offset 1 is not there")
 
 
 def test_what_was_dropped_is_said_in_words(client: SyncClient) -> None:
@@ -163,7 +178,7 @@ def test_what_was_dropped_is_said_in_words(client: SyncClient) -> None:
 
 def test_it_goes_on_after_the_server_was_killed(tmp_path: Path) -> None:
     """kill -9 of the server and a new start: tail says so and shows every record once."""
-    arguments = ("--log", f"sqlite://{tmp_path}/log.db", "--token", "a-fixed-token")
+    arguments = ("--log", f"sqlite://{tmp_path}/log.db", "--token", "a-fixed-token-0123456789")
     with Server("--port", "0", *arguments) as first:
         with SyncClient(first.url, first.token) as client:
             client.create_topic("orders")

@@ -47,7 +47,7 @@ def test_a_signal_leaves_no_process(tmp_path: Path, number: int) -> None:
         with up.http() as http:
             http.post("/api/kernels", json={}).raise_for_status()
         family = up.family()
-        assert up.part("ipykernel") and up.part("himalia.cli serve")
+        assert up.part("kernels/launcher.py") and up.part("himalia.cli serve")
         up.signal(number)
         assert up.end() == 0
         assert_all_gone(family)
@@ -74,7 +74,7 @@ def test_killed_it_leaves_no_process_either(tmp_path: Path) -> None:
         with up.http() as http:
             until(lambda: http.get("/api/kernels").json())
         family = up.family()
-        assert up.part("ipykernel") and up.part("himalia.demo")
+        assert up.part("kernels/launcher.py") and up.part("himalia.demo")
         up.process.kill()
         assert_all_gone(family, within_s=DEADLINE_S)
 
@@ -191,7 +191,7 @@ def test_the_demo_works_and_stops(tmp_path: Path) -> None:
     with Up(tmp_path, "--no-pipeline", "--demo") as up, up.http() as http:
         until(lambda: http.get("/topics").json()["topics"] and http.get("/api/kernels").json())
         kernel = http.get("/api/kernels").json()[0]["id"]
-        until(lambda: http.get("/stats").json()["topics"]["orders"]["messages"] > 42)
+        until(lambda: http.get("/stats").json()["topics"]["demo.orders"]["messages"] > 42)
         until(lambda: http.get("/stats").json()["topics"][f"kernels.{kernel}"]["messages"] > 10)
         up.signal(signal.SIGINT)
         assert up.end() == 0
@@ -271,7 +271,7 @@ def test_a_server_with_keys_needs_one_for_the_others(tmp_path: Path) -> None:
         Up(tmp_path, "--no-pipeline", "--demo", env={**env, "HIMALIA_TOKEN": KEY}) as up,
         httpx.Client(base_url=up.url, headers={"X-API-Key": KEY}) as http,
     ):
-        until(lambda: "orders" in {topic["name"] for topic in http.get("/topics").json()["topics"]})
+        until(lambda: "demo.orders" in {topic["name"] for topic in http.get("/topics").json()["topics"]})
 
 
 def test_the_lifeline(tmp_path: Path) -> None:

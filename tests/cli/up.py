@@ -32,6 +32,7 @@ class Up(Running):
         assert found, (self.greeting, self.process.stderr and self.process.stderr.read())
         self.url, self.token = found[1], unquote(found[2]) if found[2] else None
         self.deadline_s = deadline_s
+        self.env = dict(env or {})
 
     @property
     def port(self) -> str:

@@ -201,3 +201,8 @@ def test_both_clients_have_the_same_methods() -> None:
     """Nothing that ``Client`` can do is missing from ``SyncClient``."""
     public = {name for name in vars(Client) if not name.startswith("_")}
     assert public <= {name for name in vars(SyncClient) if not name.startswith("_")}
+
+
+async def test_health_and_stats_count_kernels(client: Client, kernel: Kernel) -> None:
+    """What the server says of itself has the number of kernels that run."""
+    assert (await client.health()).kernels == (await client.stats()).kernels == len(await client.kernels())

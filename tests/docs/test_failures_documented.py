@@ -22,9 +22,12 @@ from himalia.errors import HimaliaError
 from himalia.log.sqlite.failures import translate
 from himalia.runtime import RunningServer, announce
 from himalia.server.broker import Broker
+from himalia.server.identity.token import TokenFile
 from himalia.server.run import _config, listen
 from himalia.settings import Settings
 from tests.docs.markdown import code_spans, rows, section
+from tests.log.processes import HOLDER, read_line, run
+from tests.server.identity.callers import write_keys
 from tests.serving import DEADLINE_S
 
 Provoke = Callable[[Path], None]
@@ -55,6 +58,15 @@ def in_use(directory: Path) -> None:
             await first.close()
 
     asyncio.run(main())
+
+
+def crashed_under_another_name(directory: Path) -> None:
+    process = run(HOLDER, directory / "first.db")
+    assert read_line(process) == "ready"
+    process.kill()
+    process.communicate()
+    (directory / "log.db").hardlink_to(directory / "first.db")
+    start(directory)
 
 
 def too_new(directory: Path) -> None:
@@ -99,14 +111,36 @@ def no_runtime_directory(directory: Path) -> None:
 
 def bad_keys(text: str) -> Provoke:
     def provoke(directory: Path) -> None:
-        (directory / "keys.toml").write_text(text)
-        start(directory, keys_file=directory / "keys.toml")
+        start(directory, keys_file=write_keys(directory / "keys.toml", text))
 
     return provoke
 
 
+def readable_keys(directory: Path) -> None:
+    path = write_keys(directory / "keys.toml", "[keys]")
+    path.chmod(0o644)
+    start(directory, keys_file=path)
+
+
+TOKENS = {"jwt_issuer": "https://issuer.example", "jwt_audience": "himalia"}
+
+
+def short_secret(directory: Path) -> None:
+    start(directory, jwt_secret_file=write_keys(directory / "secret", "short"), **TOKENS)
+
+
+def no_room_for_token(directory: Path) -> None:
+    TokenFile(directory / "missing" / "log.db.token").read_or_make()
+
+
+def unreadable_token(directory: Path) -> None:
+    (directory / "log.db.token").mkdir(mode=0o700)
+    start(directory)
+
+
 PROVOCATIONS: dict[str, Provoke] = {
     "the log ... is in use by process ...": in_use,
+    "the log ... was not closed when it was last used as ...": crashed_under_another_name,
     "the log ... has version ..., this Himalia knows ...": too_new,
     "the log ... is damaged": damaged,
     "... is a database of another program": foreign,
@@ -117,9 +151,33 @@ PROVOCATIONS: dict[str, Provoke] = {
     "--no-auth works on loopback only": lambda directory: start(directory, auth=False, host="0.0.0.0"),
     "cannot read the keys file": lambda directory: start(directory, keys_file=directory / "none.toml"),
     "the keys file ... is not TOML": bad_keys("[keys"),
-    "needs key = ...": bad_keys("[keys.shop]\nkey = 'short'"),
+    "the keys file ... has no keys": bad_keys(""),
+    "needs hash = ...": bad_keys("[keys.shop]\npublish = ['>']"),
+    "other users may read the keys file ...": readable_keys,
+    "... needs at least 16 characters": bad_keys("[keys.shop]\nkey = 'short'"),
+    "... is an example of the manual": lambda directory: start(directory, token="change-me-0123456789"),
+    "JSON Web Tokens need jwt_issuer and jwt_audience": lambda directory: start(
+        directory, jwt_jwks="https://issuer.example/jwks"
+    ),
+    "jwt_issuer and jwt_audience need jwt_secret_file or jwt_jwks": lambda directory: start(
+        directory, **TOKENS
+    ),
+    "jwt_jwks names ...": lambda directory: start(directory, jwt_jwks=str(directory / "none"), **TOKENS),
+    "jwt_jwks is ...": lambda directory: start(directory, jwt_jwks="http://issuer.example/jwks", **TOKENS),
+    "the secret of jwt_secret_file in ... has ... bytes": short_secret,
+    "the token cannot be kept in ...": no_room_for_token,
+    "cannot read the token in ...": unreadable_token,
     "the TLS certificate or key cannot be used": lambda directory: start(
         directory, ssl_certfile=directory / "none.pem"
+    ),
+    "ssl_keyfile, ssl_ca_certs and ssl_cert_reqs need ssl_certfile": lambda directory: start(
+        directory, ssl_cert_reqs="required"
+    ),
+    "ssl_cert_reqs is ...": lambda directory: start(
+        directory, ssl_certfile=directory / "cert.pem", ssl_cert_reqs="required"
+    ),
+    "ssl_ca_certs names ...": lambda directory: start(
+        directory, ssl_certfile=directory / "cert.pem", ssl_ca_certs=directory / "ca.pem"
     ),
 }
 

@@ -11,7 +11,7 @@ SPARK = {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_DAEMON_MEMORY": "256m"}
 CHANGING = [r"\d\d/\d\d/\d\d \d\d:\d\d:\d\d", r"Java \d+ .*?\)", r"[\d.,]+ s \([\d,]+/s\)"]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_the_guide_does_what_it_shows(read_along: Callable[..., None], tmp_path: Path) -> None:
     """The pipeline and a job of one's own run on executors of a standalone cluster, with the guide's commands."""

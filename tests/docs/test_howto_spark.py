@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_the_guide_does_what_it_shows(read_along: Callable[..., None]) -> None:
     """A batch, a stream that goes on where it was, and its results in a topic: each as the guide shows it."""

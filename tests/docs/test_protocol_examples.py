@@ -12,10 +12,13 @@ import pytest
 
 from himalia.errors import FilterFailed
 from himalia.protocol import ClientMessage, ServerMessage
-from himalia.pubsub.filters import activation, compile_filter
+from himalia.pubsub.filters import compile_filter
 from himalia.record import Record
+from himalia.server.identity import read_keys
+from himalia.server.identity.keys_file import KeysFile
 from tests.docs.examples import Examples, Mismatch, Values, expected_json
 from tests.docs.markdown import Block, blocks, code_spans, rows, section
+from tests.server.identity.callers import write_keys
 from tests.serving import RunningServer
 from tests.tables.sample import write_sample
 
@@ -28,9 +31,10 @@ def test_the_examples_run_in_document_order(
     tmp_path: Path,
 ) -> None:
     """Every ``ws``, ``http`` and ``sse`` block is answered as it says, to the field."""
-    [keys] = [block for block in blocks(operations) if block.kind == "toml"]
-    keys_file = tmp_path / "keys.toml"
-    keys_file.write_text(keys.text)
+    [documented] = [block for block in blocks(operations) if block.kind == "toml"]
+    keys_file = write_keys(tmp_path / "keys.toml", documented.text)
+    # Nobody knows the keys of the document, so each gets a new one.
+    keys = {f"${key.name}key": KeysFile(keys_file).rotate(key.name) for key in read_keys(keys_file)}
     write_sample(server.settings.warehouse)
 
     @cache
@@ -40,7 +44,7 @@ def test_the_examples_run_in_document_order(
     def choose(marks: str) -> RunningServer:
         return secured() if "secured" in marks.split() else server
 
-    examples = Examples(lambda block: choose(block.info))
+    examples = Examples(lambda block: choose(block.info), known=keys)
     try:
         assert examples.run("docs/protocol.md", blocks(protocol)) > 50
     finally:
@@ -73,9 +77,9 @@ def test_the_filters_hold_as_the_table_says(protocol: str) -> None:
         [text] = code_spans(cell)
         if holds.startswith("fails"):
             with pytest.raises(FilterFailed):
-                compile_filter(text).matches(activation(record))
+                compile_filter(text).matches(record)
         else:
-            assert compile_filter(text).matches(activation(record)) is (holds == "true"), text
+            assert compile_filter(text).matches(record) is (holds == "true"), text
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,13 @@ import pytest
 from pydantic.fields import FieldInfo
 
 from himalia.log import sqlite_path
-from himalia.server.trust import Right, read_keys
+from himalia.server.identity import Principal, Right, read_keys
 from himalia.settings import Settings
+from himalia.tls import CERTFILE, KEYFILE, PASSWORD
 from tests.docs.markdown import DOCS, ROOT, blocks, code_spans, rows, section
+from tests.server.identity.callers import write_keys
 
-OTHER_VARIABLES = {"HIMALIA_URL", "HIMALIA_TOKEN", "HIMALIA_RUNTIME_DIR"}
+OTHER_VARIABLES = {"HIMALIA_URL", "HIMALIA_TOKEN", "HIMALIA_RUNTIME_DIR", CERTFILE, KEYFILE, PASSWORD}
 """Variables that are read elsewhere than in the settings."""
 
 
@@ -83,10 +85,10 @@ def test_variables_and_settings_that_are_mentioned_exist(path: Path) -> None:
 def test_the_keys_file_of_the_document_can_be_loaded(operations: str, tmp_path: Path) -> None:
     """Who copies the example has keys with the rights that it shows."""
     [block] = [block for block in blocks(operations) if block.kind == "toml"]
-    path = tmp_path / "keys.toml"
-    path.write_text(block.text)
-    principals = {principal.name: principal for principal in read_keys(path).values()}
-    assert principals.keys() == {"shop", "dashboard", "admin"}
+    path = write_keys(tmp_path / "keys.toml", block.text)
+    principals = {key.name: Principal(key.caller, key.rights) for key in read_keys(path)}
+    assert principals.keys() == {"shop", "dashboard", "ann", "admin"}
+    assert principals["ann"].owns(Right.EXECUTE)
     assert principals["shop"].may(Right.PUBLISH, "orders.eu")
     assert not principals["shop"].may(Right.SUBSCRIBE, "orders.eu")
     assert not principals["dashboard"].may(Right.MANAGE, "orders")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -140,7 +141,8 @@ class Hosting:
         """A client such as any other program has."""
         client = AsyncKernelClient(connection_file=str(connection_file))
         client.load_connection_file()
-        client.start_channels()
+        # Without the heartbeat: by it a client takes a kernel for dead that has not run for a second.
+        client.start_channels(hb=False)
         self._clients.append(client)
         await client.wait_for_ready(timeout=DEADLINE_S)
         return client
@@ -179,8 +181,10 @@ class Hosting:
             for server in self._servers:
                 server.kill()
             for process in self._processes.values():
-                if is_running(process):
-                    process.kill()
+                # It may end by itself between the look and the signal.
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    if is_running(process):
+                        process.kill()
             for manager in self._managers:
                 await manager.shutdown_kernel(now=True)
             psutil.wait_procs(list(self._processes.values()), timeout=10)
@@ -205,7 +209,13 @@ class Server:
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(json.dumps({"op": op, **data}) + "\n")
         self._process.stdin.flush()
-        line = await asyncio.wait_for(asyncio.to_thread(self._process.stdout.readline), DEADLINE_S)
+        try:
+            line = await asyncio.wait_for(asyncio.to_thread(self._process.stdout.readline), DEADLINE_S)
+        except TimeoutError:
+            said = [log.read_text() for log in self._hosting.runtime.glob("*/kernels/*/kernel.log")]
+            raise AssertionError(
+                f"no answer to {op!r} within {DEADLINE_S:g} s; kernels said: {said}"
+            ) from None
         assert line, "the server has ended"
         self._hosting.track()
         answer: dict[str, Any] = json.loads(line)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -212,6 +213,26 @@ async def test_log_that_refuses_ends_every_wait(unwell: Unwell) -> None:
     await asyncio.wait_for(bridge.close(), DEADLINE_S)
 
 
+async def test_a_log_that_cannot_store_is_told_of_once(
+    unwell: Unwell, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Callers hear of it at once, the server's log has one line for all retries, and what waits is stored later."""
+    bridge = bridge_to(unwell)
+    unwell.failures_before = 30
+    with caplog.at_level(logging.WARNING):
+        waiting = bridge.put(event_draft("k", "started"))
+        with pytest.raises(LogUnavailable, match="disk is full"):
+            await bridge.stored(waiting)
+        with pytest.raises(LogUnavailable, match="disk is full"):
+            bridge.check_well()
+        assert await asyncio.wait_for(waiting, DEADLINE_S) == 0
+    assert unwell.calls == 31
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    bridge.check_well()
+    assert await bridge.stored(bridge.put(event_draft("k", "stopped"))) == 1
+    await bridge.close()
+
+
 async def test_abandon_ends_every_wait(unwell: Unwell) -> None:
     """A bridge to a log that never recovers can be given up; nobody waits for it any longer."""
     bridge = bridge_to(unwell)
@@ -223,3 +244,14 @@ async def test_abandon_ends_every_wait(unwell: Unwell) -> None:
     await asyncio.wait_for(closing, DEADLINE_S)
     with pytest.raises(HimaliaError):
         await asyncio.wait_for(future, DEADLINE_S)
+
+
+async def test_abandon_before_anything_was_sent(unwell: Unwell) -> None:
+    """The task that sends may be cancelled before its first step: closing then returns, too."""
+    bridge = bridge_to(unwell)
+    future = bridge.put(event_draft("k", "started"))
+    bridge.abandon()
+    async with asyncio.timeout(5):
+        await bridge.close()
+    with pytest.raises(HimaliaError):
+        await future

@@ -5,14 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from himalia.kernels.request import Code
+from himalia.kernels.leftovers import Leftovers
+from himalia.kernels.request import Code, Request
 from himalia.kernels.result import ExecutionStatus
+from himalia.log import open_log
+from himalia.pubsub import PubSubManager
 from himalia.record import Record
+from himalia.settings import Settings
 from tests.kernels.hosting import (
     DEADLINE_S,
     Hosting,
@@ -28,6 +34,7 @@ from tests.kernels.hosting import (
     until,
     until_recorded,
 )
+from tests.kernels.kept import printed as spooled
 
 __all__ = ["hosting"]
 
@@ -199,25 +206,143 @@ async def test_keeper_killed_while_no_server_was_there(hosting: Hosting) -> None
     assert not host.kernels and not list(hosting.runtime.glob("*/kernels/*"))
 
 
-async def test_lease_is_over_before_a_server_comes_back(hosting: Hosting) -> None:
-    """Without a server for too long the kernel ends and nothing is left; the next server closes its requests."""
-    server = await hosting.serve(kernel_keep_s=0.2)
+STEPS = """
+import time
+with open({path!r}, "w") as said:
+    for step in range(1000):
+        said.write(f"{{step}}\\n")
+        said.flush()
+        print(step, flush=True)
+        time.sleep(0.05)
+"""
+"""Prints until it is killed; a file tells how far it came."""
+
+
+async def test_what_was_kept_is_there_however_late_a_server_comes(hosting: Hosting) -> None:
+    """A cell that is ended in its middle, without a server for too long: all that it printed is in its topic."""
+    server = await hosting.serve(kernel_keep_s=0.2, kernel_busy_keep_s=1)
     kernel_id = (await server.ask("start"))["kernel"]
-    code = "print('on', flush=True)\nimport time; time.sleep(1000)"
+    path = hosting.directory / "said"
+    code = STEPS.format(path=str(path))
     request_id = (await server.ask("execute", kernel=kernel_id, code=code))["request"]
-    await server.ask("printed", kernel=kernel_id, text="on")
+    await server.ask("printed", kernel=kernel_id, text="2\\n")
     server.kill()
     await until(lambda: not hosting.left())
-    assert not list(hosting.runtime.glob("*/kernels/*"))
+    said = path.read_text()
+    assert said.count("\n") > 10
 
     host = await hosting.open()
-    found = await until_closed(hosting, kernel_id, request_id)
-    assert [event["status"] for event in closed(found, request_id)] == ["died"]
-    assert names(found)[-1] == "died"
+    assert not host.kernels
+    found = await hosting.records(kernel_id)
+    # The last step may have been killed between the file and the print.
+    assert printed(found, request_id) in (said, said[: said.rindex("\n", 0, -1) + 1])
+    assert not repeated(found) and "gap" not in names(found)
+    (close,) = closed(found, request_id)
+    assert close["status"] == "died" and "no server came back for it within 1 s" in close["reason"]
+    assert close["finished_us"] >= close["started_us"]
+    died = events(found)[-1]
+    assert died["event"] == "died" and died["returncode"] is not None and died["ended_us"] > 0
     assert (await host.result(kernel_id, request_id)).status is ExecutionStatus.DIED
+    assert not list(hosting.runtime.glob("*/kernels/*")), "it was read, so it is removed"
     await hosting.close()
     await hosting.open()
     assert len(await hosting.records(kernel_id)) == len(found)
+
+
+async def test_a_busy_kernel_is_not_ended_by_the_ordinary_lease(hosting: Hosting) -> None:
+    """It runs its cell to the end, then has the ordinary time; a later server closes the cell as it ended."""
+    server = await hosting.serve(kernel_keep_s=0.3)
+    started = await server.ask("start")
+    kernel_id, mark = started["kernel"], hosting.directory / "go"
+    code = (
+        f"import os, time\nprint('waits', flush=True)\nwhile not os.path.exists({str(mark)!r}): time.sleep(.01)\n"
+        "print('done')"
+    )
+    request_id = (await server.ask("execute", kernel=kernel_id, code=code))["request"]
+    await server.ask("printed", kernel=kernel_id, text="waits")
+    server.kill()
+    await asyncio.sleep(1.5)
+    assert is_running(psutil.Process(started["pid"]))
+    mark.touch()
+    await until(lambda: not hosting.left())
+
+    await hosting.open()
+    found = await hosting.records(kernel_id)
+    assert printed(found, request_id) == "waits\ndone\n"
+    assert [event["status"] for event in closed(found, request_id)] == ["ok"]
+    assert "no server came back for it within 0.3 s" in events(found)[-1]["reason"]
+
+
+async def left_behind(hosting: Hosting, lines: int = 3000) -> tuple[str, str, Path]:
+    """A kernel and its keeper that are gone, and whose spool has output that is in no log: whose, and where."""
+    server = await hosting.serve()
+    started = await server.ask("start")
+    kernel_id, go = started["kernel"], hosting.directory / "go"
+    code = (
+        f"import os, sys, time\nprint('waits', flush=True)\nwhile not os.path.exists({str(go)!r}): time.sleep(.01)\n"
+        f"for i in range({lines}):\n sys.stdout.write(f'{{i}}\\n'); sys.stdout.flush()\n"
+        "time.sleep(1000)"
+    )
+    request_id = (await server.ask("execute", kernel=kernel_id, code=code))["request"]
+    await server.ask("printed", kernel=kernel_id, text="waits")
+    server.kill()
+    go.touch()
+    directory = next(hosting.runtime.glob(f"*/kernels/{kernel_id}"))
+    # Not when the kernel has printed it: its keeper may have received little of it by then.
+    await until(lambda: spooled(directory).endswith(f"{lines - 1}\n"))
+    keeper = psutil.Process(started["pid"]).parent()
+    assert keeper is not None
+    keeper.terminate()
+    await until(lambda: not hosting.left())
+    return kernel_id, request_id, directory
+
+
+async def test_a_server_that_is_stopped_while_it_reads_leaves_the_rest(hosting: Hosting) -> None:
+    """However often the reading of a spool is broken off, nothing is removed before it is in the log, once."""
+    kernel_id, request_id, directory = await left_behind(hosting)
+    broken_off = 0
+    while directory.exists():
+        log = open_log(hosting.url)
+        await log.open()
+        manager = PubSubManager(log)
+        await manager.start()
+        leftovers = Leftovers(manager, Settings(log=hosting.url, kernel_buffer_bytes=20_000))
+        settling = asyncio.create_task(leftovers.settle(directory))
+        await asyncio.wait({settling}, timeout=0.02 * (broken_off + 1))
+        broken_off += not settling.done()
+        settling.cancel()
+        await asyncio.wait({settling})
+        await manager.stop()
+        await log.close()
+    assert broken_off
+    await hosting.open()
+    found = await hosting.records(kernel_id)
+    assert printed(found, request_id) == "waits\n" + "".join(f"{i}\n" for i in range(3000))
+    assert not repeated(found) and "gap" not in names(found)
+    assert names(found).count("died") == 1
+    assert [event["status"] for event in closed(found, request_id)] == ["died"]
+
+
+async def test_a_spool_that_cannot_be_checked_is_not_thrown_away(hosting: Hosting) -> None:
+    """Without its key it stays where it is, and the topic says where; later servers say nothing more."""
+    kernel_id, request_id, directory = await left_behind(hosting, lines=10)
+    connection_file = directory / "connection.json"
+    connection = connection_file.read_bytes()
+    connection_file.write_text("damaged")
+    await hosting.open()
+    found = await hosting.records(kernel_id)
+    assert str(directory) in closed(found, request_id)[0]["reason"]
+    assert names(found)[-1] == "died"
+    await hosting.close()
+    await hosting.open()
+    assert len(await hosting.records(kernel_id)) == len(found)
+    await hosting.close()
+
+    connection_file.write_bytes(connection)
+    await hosting.open()
+    found = await hosting.records(kernel_id)
+    assert printed(found, request_id) == "waits\n" + "".join(f"{i}\n" for i in range(10))
+    assert not directory.exists()
 
 
 async def test_graceful_close_leaves_no_process(hosting: Hosting) -> None:
@@ -250,6 +375,19 @@ async def test_kernels_stay_and_the_next_host_finds_them(hosting: Hosting) -> No
     await until(lambda: not hosting.left())
 
 
+async def test_the_next_host_finds_them_under_another_name_of_the_log(hosting: Hosting) -> None:
+    """A server that opens the log by a symbolic link finds the kernels of one that opened it by its name."""
+    await hosting.open(kernels_stay=True)
+    kernel = await hosting.start()
+    await hosting.close()
+    link = hosting.directory / "link.db"
+    link.symlink_to(hosting.directory / "log.db")
+    hosting.url = f"sqlite://{link}"
+    host = await hosting.open()
+    assert list(host.kernels) == [kernel.id]
+    assert "died" not in names(await hosting.records(kernel.id))
+
+
 async def test_foreign_kernel_is_attached_again_with_a_gap(hosting: Hosting) -> None:
     """A foreign kernel is attached to again: its topic says where something may be missing, and goes on."""
     path, _ = await hosting.start_foreign()
@@ -271,6 +409,32 @@ async def test_foreign_kernel_is_attached_again_with_a_gap(hosting: Hosting) -> 
     gaps = events(found, "gap")
     assert len(gaps) == 1 and gaps[0]["since_us"] > 0
     assert (await hosting.run(host.get(kernel_id), "1+1")).status == "ok"
+
+
+async def test_the_end_of_a_cell_is_heard_before_it_is_given_up(
+    hosting: Hosting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cell that was running when the server was killed ends as it did, also if the request hears of that late."""
+    deliver = Request.deliver
+
+    def deliver_late(request: Request, *message: Any) -> None:
+        time.sleep(0.2)
+        deliver(request, *message)
+
+    monkeypatch.setattr(Request, "deliver", deliver_late)
+    path, _ = await hosting.start_foreign()
+    server = await hosting.serve()
+    kernel_id = (await server.ask("attach", path=str(path)))["kernel"]
+    mark = hosting.directory / "go"
+    code = f"import os, time\nprint('waits')\nwhile not os.path.exists({str(mark)!r}): time.sleep(.01)"
+    request_id = (await server.ask("execute", kernel=kernel_id, code=code))["request"]
+    await server.ask("printed", kernel=kernel_id, text="waits")
+    server.kill()
+
+    await hosting.open()
+    mark.touch()
+    found = await until_closed(hosting, kernel_id, request_id)
+    assert [event["status"] for event in closed(found, request_id)] == ["ok"]
 
 
 async def test_foreign_cell_that_ended_in_the_gap_is_closed(hosting: Hosting) -> None:

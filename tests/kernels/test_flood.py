@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from himalia.kernels.keeper.flood import FLOOD_PER_S, WINDOW_S, Flood
-from himalia.kernels.keeper.status import is_idle, is_status
+from himalia.kernels.keeper.status import REQUESTS_MAX, Busyness, is_idle, is_status
 from himalia.kernels.wire import Wire
 
 START_S = 1000.0
@@ -80,3 +80,36 @@ def test_a_status_is_recognised() -> None:
     assert [is_idle(frames) for frames in (idle, busy, stream)] == [True, False, False]
     for rubbish in ([], [b"x"], [b"<IDS|MSG>"], [b"<IDS|MSG>", b'"status"', b'"idle"']):
         assert not is_status(rubbish) and not is_idle(rubbish)
+
+
+def status_of(state: str, request: str) -> list[bytes]:
+    wire = Wire(b"key")
+    parent, _ = wire.encode("execute_request", {}, msg_id=request)
+    return wire.encode("status", {"execution_state": state}, parent=parent, identities=[b"topic"])[1]
+
+
+def test_a_kernel_is_busy_until_it_is_idle_for_every_request() -> None:
+    """What it answers beside a running cell, on its control channel, does not make it idle; nor does rubbish."""
+    busyness = Busyness()
+    assert not busyness.is_busy
+    busyness.take(status_of("busy", "cell"))
+    for state in ("busy", "idle"):
+        busyness.take(status_of(state, "asked on control"))
+    for rubbish in (
+        [],
+        [b"<IDS|MSG>"],
+        [b"<IDS|MSG>", b"", b"{}", b"[]", b"{}", b"null"],
+        status_of("?", "cell"),
+    ):
+        busyness.take(rubbish)
+    assert busyness.is_busy
+    busyness.take(status_of("idle", "cell"))
+    assert not busyness.is_busy
+
+
+def test_what_a_kernel_is_busy_with_is_bounded() -> None:
+    """A kernel that never says idle takes no memory for it."""
+    busyness = Busyness()
+    for number in range(REQUESTS_MAX + 10):
+        busyness.take(status_of("busy", str(number)))
+    assert len(busyness._begun) == REQUESTS_MAX

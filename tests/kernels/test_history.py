@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from himalia.errors import EpochChanged, TopicNotFound
 from himalia.kernels import history
-from himalia.kernels.history import ExecutionFold, find_request, last_iopub_id, read_execution
+from himalia.kernels.history import ExecutionFold, find_request, last_iopub, read_execution
+from himalia.kernels.records import message_of
 from himalia.kernels.result import ExecutionResult, ExecutionStatus
 from himalia.log import Batch, Chunk
 from himalia.record import Draft, Record, Retention
@@ -98,7 +99,6 @@ def run_of(code: str = "1 + 1") -> list[Draft]:
     return [
         event("request_queued", code=code),
         request(code),
-        event("request_sent"),
         iopub(status("busy")),
         iopub(message("execute_input", {"code": code, "execution_count": 3})),
         printed("hello "),
@@ -121,7 +121,7 @@ class TestReadingAnExecution:
         assert [one["output_type"] for one in found.outputs] == ["stream", "execute_result"]
         assert found.outputs[0]["text"] == "hello world\n"
         assert found.counts == {"shell": 2, "status": 2, "execution": 2, "stream": 2}
-        assert (found.offset, found.end) == (1, 12)
+        assert (found.offset, found.end) == (1, 11)
         assert (found.truncated, found.dropped, found.malformed) == (False, 0, 0)
 
     async def test_reading_twice_gives_the_same(self, log: Any) -> None:
@@ -266,13 +266,6 @@ class TestTimes:
         assert found.queued_us is not None
         assert (found.sent_us, found.started_us, found.finished_us) == (None, None, None)
 
-    async def test_an_event_of_sending_counts_before_the_request(self, backend: Backend, log: Any) -> None:
-        """Where there is a ``request_sent``, it has the time of sending."""
-        await store(log, event("request_queued"), event("request_sent", sent_us=77))
-        backend.clock.advance(1)
-        await store(log, request())
-        assert (await read(log)).sent_us == 77
-
 
 class TestLateOutput:
     async def test_is_left_out_unless_asked_for(self, log: Any) -> None:
@@ -282,7 +275,7 @@ class TestLateOutput:
         assert (await read(log)).outputs[0]["text"] == "hello world\n"
         found = await read(log, late=True)
         assert found.outputs[-1]["text"] == "late later"
-        assert (found.status, found.end) == ("ok", 14)
+        assert (found.status, found.end) == ("ok", 13)
 
     async def test_the_first_close_counts(self, log: Any) -> None:
         """A second close, as after a crash in between, changes nothing."""
@@ -429,13 +422,13 @@ class TestFinding:
 
     async def test_only_the_request_itself_is_one(self, log: Any) -> None:
         """Neither another type with that id nor a record that names it as parent is the request."""
-        await store(log, iopub(stream("x", msg_id=REQUEST)), printed("x"), event("request_sent"))
+        await store(log, iopub(stream("x", msg_id=REQUEST)), printed("x"), event("request_closed"))
         assert await find_request(log, TOPIC, REQUEST) is None
 
     async def test_an_empty_topic_has_none(self, log: Any) -> None:
         """Where nothing is, nothing is found."""
         assert await find_request(log, TOPIC, REQUEST) is None
-        assert await last_iopub_id(log, TOPIC) is None
+        assert await last_iopub(log, TOPIC) is None
 
     async def test_the_search_ends_where_retention_is(self, backend: Backend) -> None:
         """A search does not go on below the oldest record that is kept, even if that moves meanwhile."""
@@ -460,18 +453,21 @@ class TestTheLastMessageOfIopub:
         await store(
             log, printed("x"), iopub(last), reply({}), event("died", ""), *[reply({}) for _ in range(600)]
         )
-        assert await last_iopub_id(log, TOPIC) == "the last"
+        found = await last_iopub(log, TOPIC)
+        assert found is not None and message_of(found).msg_id == "the last"
 
     @pytest.mark.parametrize("msg_type", ["status", "error", "stream", "display_data", "comm_msg", "strange"])
     async def test_every_type_counts(self, log: Any, msg_type: str) -> None:
         """A message of any type, known or not, is one."""
         await store(log, iopub(message(msg_type, {}, msg_id="m")))
-        assert await last_iopub_id(log, TOPIC) == "m"
+        found = await last_iopub(log, TOPIC)
+        assert found is not None and message_of(found).msg_id == "m"
 
     async def test_is_told_by_its_own_id(self, log: Any) -> None:
         """It is the kernel's id, to be compared with the kernel's messages, also if it is stored under another."""
         await store(log, iopub(stream("x", msg_id="a\nb" * 200)))
-        assert await last_iopub_id(log, TOPIC) == "a\nb" * 200
+        found = await last_iopub(log, TOPIC)
+        assert found is not None and message_of(found).msg_id == "a\nb" * 200
 
 
 class TestTheFold:

@@ -26,7 +26,7 @@ from himalia.errors import (
     KernelUnavailable,
     TooManyKernels,
 )
-from himalia.kernels.kernel import KernelState
+from himalia.kernels.model import KernelState
 from himalia.kernels.request import Code
 from himalia.kernels.wire import KernelMessage
 from tests.kernels.fake_kernel import FakeKernel

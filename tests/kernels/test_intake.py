@@ -22,6 +22,7 @@ class Log:
 
     def __init__(self, room: int = 1 << 30) -> None:
         self.got: list[int] = []
+        self.seqs: list[int] = []
         self.missed: list[int] = []
         self._room = room
         self._waiting = 0
@@ -33,6 +34,7 @@ class Log:
     def offer(self, messages: Sequence[KernelMessage]) -> bool:
         numbers = [int(message.msg_id.removeprefix("m")) for message in messages]
         (self.missed if self.is_full else self.got).extend(numbers)
+        self.seqs += [message.seq for message in messages]
         self._waiting += len(messages)
         return True
 
@@ -47,7 +49,10 @@ class World:
         self.directory = directory
         self.wire = Wire(b"key", bytes_max=1000)
         self.log = Log(room)
-        self.gaps: list[int] = []
+        self.gaps: list[int | None] = []
+        self.knows_numbers = True
+        self.gaps_at: list[int] = []
+        """How many messages were routed before each gap."""
         self.faults: list[Fault] = []
         self.published = 0
         self._spool_options = spool
@@ -55,8 +60,12 @@ class World:
         self.come()
 
     def come(self) -> None:
-        """A server that knows only what is in the log."""
-        self.bookmark = Bookmark(wanted=f"m{self.log.got[-1]}" if self.log.got else "")
+        """A server that knows only what is in the log; that of 0.1 has no numbers."""
+        last = self.log.got[-1] if self.log.got else -1
+        is_old = last >= 0 and not self.knows_numbers
+        self.bookmark = (
+            Bookmark(wanted=f"m{last}") if is_old else Bookmark(self.log.seqs[-1] if last >= 0 else -1)
+        )
         self.listen()
 
     def listen(self) -> None:
@@ -70,8 +79,12 @@ class World:
             self.bookmark,
             is_blocked=lambda: self.log.is_full,
             on_faults=self.faults.extend,
-            on_gap=self.gaps.append,
+            on_gap=self._gap,
         )
+
+    def _gap(self, count: int | None) -> None:
+        self.gaps.append(count)
+        self.gaps_at.append(len(self.log.got))
 
     def publish(self, count: int = 1, *, size: int = 1) -> None:
         for number in range(self.published, self.published + count):
@@ -134,6 +147,7 @@ STEPS = st.lists(
     room=st.integers(0, 12),
     segment_bytes=st.sampled_from([100, 1000, 1 << 20]),
     ends=st.booleans(),
+    knows_numbers=st.booleans(),
 )
 def test_any_interleaving_gives_each_message_once_in_order(
     tmp_path_factory: pytest.TempPathFactory,
@@ -141,9 +155,11 @@ def test_any_interleaving_gives_each_message_once_in_order(
     room: int,
     segment_bytes: int,
     ends: bool,
+    knows_numbers: bool,
 ) -> None:
     """Whenever it is read, however slow the log is, and whoever is restarted: each message once, in order, all."""
     world = World(tmp_path_factory.mktemp("spool"), room=room, segment_bytes=segment_bytes)
+    world.knows_numbers = knows_numbers
     for step, count in steps:
         match step:
             case "publish":
@@ -179,8 +195,9 @@ def test_a_batch_leaves_the_turn_to_others(world: Callable[..., World]) -> None:
 
 
 def test_a_search_leaves_the_turn_to_others(world: Callable[..., World]) -> None:
-    """A server that comes back looks for its place in parts, and routes nothing of what is in the log."""
+    """A server that has to look for its place does so in parts, and routes nothing of what is in the log."""
     one = world()
+    one.knows_numbers = False
     one.publish(3 * BATCH_MAX)
     one.catch_up()
     one.restart_server()
@@ -220,8 +237,9 @@ def test_gap_of_a_running_server_is_exact(world: Callable[..., World]) -> None:
 
 
 def test_spool_that_lost_the_place(world: Callable[..., World]) -> None:
-    """A spool that let go of what a server had stored: the rest is routed, and that something is missing is told."""
+    """Where the log of 0.1 tells no numbers, and the spool no longer has its last message, a gap has no count."""
     one = world(bytes_max=20_000)
+    one.knows_numbers = False
     one.publish(10)
     one.catch_up()
     one.publish(500)
@@ -229,11 +247,34 @@ def test_spool_that_lost_the_place(world: Callable[..., World]) -> None:
     one.catch_up()
     first = one.log.got[10]
     assert one.log.got == [*range(10), *range(first, 510)]
-    # The number of the last one that was stored is not known any more.
-    assert len(one.gaps) == 1 and one.gaps[0] >= first - 10 > 0
+    assert first > 10 and one.gaps == [None]
     one.publish(5)
     one.catch_up()
     assert one.log.got[-5:] == list(range(510, 515)) and len(one.gaps) == 1
+
+
+def test_gap_of_a_server_that_comes_back_is_exact(world: Callable[..., World]) -> None:
+    """What was read before the crash is not counted as missing, and the gap stands before what comes behind it."""
+    one = world(bytes_max=20_000)
+    one.publish(50)
+    one.catch_up()
+    one.publish(500)
+    one.restart_server()
+    one.catch_up()
+    first = one.log.got[50]
+    assert one.log.got == [*range(50), *range(first, 550)]
+    assert one.gaps == [first - 50] and one.gaps_at == [50]
+
+
+def test_gap_within_a_batch_stands_in_its_place(world: Callable[..., World]) -> None:
+    """What is before the gap is routed first, then the gap is told, then the rest is routed."""
+    one = world(segment_bytes=100, bytes_max=100_000)
+    one.publish(5)
+    for path in sorted((one.directory / "spool").glob("*.seg"))[2:4]:
+        path.unlink()
+    one.catch_up()
+    assert one.log.got == [0, 1, 4]
+    assert one.gaps == [2] and one.gaps_at == [2]
 
 
 def test_disk_of_the_keeper_was_full(world: Callable[..., World]) -> None:

@@ -30,6 +30,7 @@ from himalia.kernels.keeping import (
     KernelNotStarted,
     follow,
     found_keepers,
+    left_exit,
     log_tail,
     read_spool,
     remove_leftovers,
@@ -104,6 +105,31 @@ def test_a_lease_is_over_when_nobody_held_it_for_its_time() -> None:
     assert lease.is_over
 
 
+def test_a_busy_kernel_has_a_lease_of_its_own() -> None:
+    """While busy it has the longer time, counted from when the server left; once idle the ordinary one, from then."""
+    now = 0.0
+    lease = Lease(10.0, 100.0, clock=lambda: now)
+    lease.set_busy(True)
+    now = 90.0
+    assert (lease.left_s, lease.term_s) == (10.0, 100.0)
+    lease.set_busy(False)
+    assert (lease.left_s, lease.term_s) == (10.0, 10.0)
+    now = 99.0
+    assert lease.left_s == 1.0
+    lease.set_busy(True)
+    assert lease.left_s == 1.0
+    now = 100.0
+    assert lease.is_over
+
+
+@pytest.mark.parametrize(("busy_keep_s", "left_s"), [(0.0, None), (1.0, 10.0)])
+def test_a_busy_lease_that_is_for_ever_or_shorter(busy_keep_s: float, left_s: float | None) -> None:
+    """0 is for ever; and a busy kernel is never ended before an idle one would be."""
+    lease = Lease(10.0, busy_keep_s, clock=lambda: 0.0)
+    lease.set_busy(True)
+    assert lease.left_s == left_s and not lease.is_over
+
+
 # A server that dies, and one that comes back
 
 
@@ -137,15 +163,19 @@ async def _client_at(connection_file: Path) -> Any:
 
     client = AsyncKernelClient(connection_file=str(connection_file))
     client.load_connection_file()
-    client.start_channels()
+    # Without the heartbeat: by it a client takes a kernel for dead that has not run for a second.
+    client.start_channels(hb=False)
     await client.wait_for_ready(timeout=DEADLINE_S)
     return client
 
 
-async def test_when_the_lease_is_over_nothing_stays_behind(nursery: Nursery) -> None:
-    """Without a server for its time, the kernel, what it started, the keeper and all files go."""
+@pytest.mark.parametrize("keeps_files", [True, False])
+async def test_when_the_lease_is_over_only_what_can_be_read_stays(
+    nursery: Nursery, keeps_files: bool
+) -> None:
+    """Without a server for its time all processes end; how, and the spool, stay for a server that can come for them."""
     code = f"import signal, subprocess; print(subprocess.Popen({SLEEP!r}).pid, flush=True); signal.pause()"
-    keeper = await nursery.start(python(code), keep_s=600)
+    keeper = await nursery.start(python(code), keep_s=600, keeps_files=keeps_files)
     await until(lambda: keeper.log_tail().endswith("\n"))
     grandchild = int(keeper.log_tail())
     nursery.track(grandchild)
@@ -153,9 +183,26 @@ async def test_when_the_lease_is_over_nothing_stays_behind(nursery: Nursery) -> 
     assert is_alive(keeper.info.pid), "a server that is connected holds the lease"
     await keeper.close()
     await gone(keeper.info.keeper_pid, keeper.info.pid, grandchild)
-    assert not nursery.directory.exists()
     with pytest.raises(KeeperGone):
         await Keeper.connect(nursery.directory)
+    assert nursery.directory.exists() == keeps_files
+    if keeps_files:
+        left = {path.name for path in nursery.directory.iterdir()}
+        assert left == {"keeper.json", "connection.json", "kernel.log", "spool"}
+        exit_ = left_exit(nursery.directory)
+        assert exit_ is not None and (exit_.returncode, exit_.lost) == (-signal.SIGTERM, 0)
+        assert exit_.reason == "no server came back for it within 0 s"
+
+
+async def test_how_a_kernel_ended_by_itself_is_on_disk_at_once(nursery: Nursery) -> None:
+    """Also if the keeper is killed before a server comes."""
+    keeper = await nursery.start(python("raise SystemExit(3)"))
+    assert await asyncio.wait_for(keeper.wait(), DEADLINE_S) == 3
+    await keeper.close()
+    os.kill(keeper.info.keeper_pid, signal.SIGKILL)
+    await gone(keeper.info.keeper_pid)
+    exit_ = left_exit(nursery.directory)
+    assert exit_ is not None and (exit_.returncode, exit_.reason) == (3, "")
 
 
 async def test_a_server_that_returns_in_time_holds_the_lease_again(nursery: Nursery) -> None:
@@ -181,13 +228,14 @@ async def test_a_kernel_that_ignores_sigterm_is_killed(nursery: Nursery) -> None
     await gone(keeper.info.keeper_pid, keeper.info.pid)
 
 
-async def test_sigterm_to_the_keeper_releases_the_kernel(nursery: Nursery) -> None:
-    """A machine that shuts down ends it as a server would."""
+async def test_sigterm_to_the_keeper_ends_the_kernel(nursery: Nursery) -> None:
+    """As where a machine shuts down; what it said stays, since no server may have read it."""
     keeper = await nursery.start(SLEEP)
     os.kill(keeper.info.keeper_pid, signal.SIGTERM)
     assert await asyncio.wait_for(keeper.wait(), DEADLINE_S) == -signal.SIGTERM
     await gone(keeper.info.keeper_pid, keeper.info.pid)
-    assert not nursery.directory.exists()
+    exit_ = left_exit(nursery.directory)
+    assert exit_ is not None and "SIGTERM" in exit_.reason
 
 
 async def test_a_keeper_that_is_killed_takes_its_kernel_along(nursery: Nursery) -> None:

@@ -6,21 +6,25 @@ import asyncio
 import gc
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import psutil
 import pytest
 
+import himalia
 from himalia.errors import KernelFailed
 from himalia.kernels.host import KernelHost
-from himalia.kernels.kernel import KernelState
+from himalia.kernels.model import KernelState
 from himalia.kernels.records import headers_of
 from himalia.kernels.request import Code
 from himalia.kernels.result import ExecutionResult
-from himalia.kernels.wire import Wire
+from himalia.kernels.wire import NOT_ON_IOPUB, Wire
 from himalia.log.contract import Appended, Batch
+from himalia.record import Record
 from himalia.settings import Settings
 from tests.kernels.fake_kernel import FakeKernel
 from tests.kernels.hosting import (
@@ -37,6 +41,7 @@ from tests.kernels.hosting import (
     until,
     until_recorded,
 )
+from tests.kernels.kept import printed as spooled
 
 __all__ = ["hosting"]
 
@@ -453,6 +458,84 @@ async def test_forged_signatures_are_counted_and_not_stored(hosting: Hosting) ->
     found = await until_recorded(hosting, kernel.id, printed)
     assert printed(found) == "genuine"
     assert kernel.wire_faults == {"bad_signature": 10, "unsigned": 1, "short": 2}
+
+
+FORGING = """
+kernel = get_ipython().kernel
+for type in {types!r}:
+    kernel.session.send(
+        kernel.iopub_socket, type, {{"event": "request_closed", "status": "ok", "code": "other()", "prompt": "?"}},
+        parent=kernel.get_parent(), ident=b"kernel",
+    )
+print("genuine")
+1 / 0
+"""
+FORGED_TYPES = sorted(NOT_ON_IOPUB)
+
+
+def assert_only_genuine(found: list[Record]) -> None:
+    """Types that are reserved are those of records that Himalia wrote, or received on another socket; no others."""
+    for record in found:
+        headers = headers_of(record)
+        assert (headers.msg_type in NOT_ON_IOPUB) == (headers.channel in {"kernel", "shell", "stdin"})
+    assert [event["status"] for event in events(found, "request_closed")] == ["error"]
+    assert "gap" not in names(found)
+
+
+async def test_code_cannot_write_events_of_its_own(hosting: Hosting) -> None:
+    """What only Himalia writes is refused on IOPub, though signed: no record has that shape, and it is counted."""
+    await hosting.open()
+    kernel = await hosting.start()
+    result = await hosting.run(kernel, FORGING.format(types=FORGED_TYPES))
+    assert (result.status, text_of(result)) == ("error", "genuine\n")
+    assert kernel.wire_faults == {"reserved_type": len(FORGED_TYPES)}
+    assert_only_genuine(await hosting.records(kernel.id))
+
+
+async def test_code_of_a_foreign_kernel_cannot_write_events(hosting: Hosting) -> None:
+    """The same of a kernel that something else started, which is heard on a socket and not by a spool."""
+    host = await hosting.open()
+    path, _ = await hosting.start_foreign()
+    kernel = await host.attach(str(path))
+    result = await hosting.run(kernel, FORGING.format(types=FORGED_TYPES))
+    assert (result.status, text_of(result)) == ("error", "genuine\n")
+    assert kernel.wire_faults == {"reserved_type": len(FORGED_TYPES)}
+    assert_only_genuine(await hosting.records(kernel.id))
+
+
+async def test_forged_events_in_a_spool_are_refused(hosting: Hosting) -> None:
+    """The same of what a kernel wrote while no server was there, with its keeper or without."""
+    server = await hosting.serve()
+    started = await server.ask("start")
+    kernel_id, go = started["kernel"], hosting.directory / "go"
+    code = f"import os, time\nprint('waits')\nwhile not os.path.exists({str(go)!r}): time.sleep(.01)\n"
+    code += FORGING.format(types=FORGED_TYPES)
+    await server.ask("execute", kernel=kernel_id, code=code)
+    await server.ask("printed", kernel=kernel_id, text="waits")
+    server.kill()
+    go.touch()
+    directory = next(hosting.runtime.glob(f"*/kernels/{kernel_id}"))
+    await until(lambda: "genuine" in spooled(directory))
+    keeper = psutil.Process(started["pid"]).parent()
+    assert keeper is not None
+    keeper.terminate()
+    await until(lambda: not hosting.left())
+    await hosting.open()
+    found = await hosting.records(kernel_id)
+    iopub = [record for record in found if headers_of(record).channel not in ("kernel", "shell", "stdin")]
+    assert "genuine" in printed(found)
+    assert not [record for record in iopub if headers_of(record).msg_type in NOT_ON_IOPUB]
+
+
+def test_what_readers_tell_events_by_is_reserved() -> None:
+    """Every type that the page or the pipeline takes for something of another channel cannot come by IOPub."""
+    page = (Path(himalia.__file__).parent / "page" / "session.js").read_text()
+    taken = set(re.findall(r'told\.type === "(\w+)"', page)) - {"status", "execute_input"}
+    assert {"kernel_event", "execute_request", "input_reply"} <= taken <= NOT_ON_IOPUB
+    pipeline = (Path(himalia.__file__).parent / "spark" / "pipeline" / "iopub.py").read_text()
+    for channel in ("shell", "kernel"):
+        types = re.search(rf'"{channel}": \(([^)]*)\)', pipeline)
+        assert types is not None and set(re.findall(r'"(\w+)"', types[1])) <= NOT_ON_IOPUB
 
 
 async def test_message_that_is_too_large_leaves_a_marker(hosting: Hosting) -> None:

@@ -20,6 +20,7 @@ from himalia.kernels.records import (
     headers_of,
     message_of,
     record_id,
+    seq_of,
     stored_id,
 )
 from himalia.kernels.wire import KernelMessage, Wire
@@ -85,6 +86,14 @@ class TestMessages:
             "username": "u",
             "session": "s",
         }
+
+    def test_headers_tell_the_number_in_the_spool(self) -> None:
+        """A message that came by its keeper carries its number; one that did not has none, and events have none."""
+        numbered = record(iopub(msgspec.structs.replace(stream("x"), seq=41)))
+        assert msgspec.json.decode(numbered.headers)["seq"] == "41" and seq_of(numbered) == 41
+        assert headers_of(numbered) == headers_of(record(iopub(stream("x"))))
+        assert seq_of(record(iopub(stream("x")))) is None
+        assert seq_of(record(event("started"))) is None
 
     def test_a_channel_may_be_given_as_the_enum(self) -> None:
         """``Channel.STREAM`` and ``"stream"`` give the same draft."""

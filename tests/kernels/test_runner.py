@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,15 @@ from himalia.errors import ExecutionNotFound, LogUnavailable, TooManyRequests
 from himalia.kernels import runner as module
 from himalia.kernels.bridge import Bridge
 from himalia.kernels.broker import BrokerConfig, IopubBroker
+from himalia.kernels.history import read_execution
 from himalia.kernels.records import event_draft
-from himalia.kernels.recovery import OpenRequest, has_ended, open_requests
+from himalia.kernels.recovery import OpenRequest, closing_draft, has_ended, open_requests
 from himalia.kernels.request import Code, Request
 from himalia.kernels.runner import Runner
 from himalia.kernels.wire import KernelMessage, Wire
 from himalia.log import open_log
 from himalia.log.contract import Appended, Batch, Log
-from himalia.record import Record
+from himalia.record import Record, now_us
 from tests.kernels.hosting import ended, events, records, until
 
 TOPIC = "kernels.k"
@@ -36,6 +38,8 @@ class Stage:
         self.now_s = 0.0
         self.is_behind = False
         self.interrupts = 0
+        self.is_full = False
+        self.attempts = 0
         self.sent: list[str] = []
         self._wire = Wire(b"")
         self._messages: dict[str, KernelMessage] = {}
@@ -54,8 +58,12 @@ class Stage:
         self.runner.go()
 
     def _publish(self, batch: Batch) -> asyncio.Future[Appended]:
+        self.attempts += 1
+
         async def publish() -> Appended:
             await self.gate.wait()
+            if self.is_full:
+                raise LogUnavailable("no space is left on the disk")
             return await self.log.append(batch)
 
         return asyncio.ensure_future(publish())
@@ -70,13 +78,16 @@ class Stage:
     async def _interrupt(self) -> None:
         self.interrupts += 1
 
-    def say(self, request: Request, msg_type: str, **content: Any) -> None:
-        """As the kernel, on IOPub."""
+    def message(self, request: Request, msg_type: str, **content: Any) -> KernelMessage:
+        """As the kernel makes it, at this moment."""
         parent = (
             self._messages.get(request.id) or self._wire.encode("execute_request", {}, msg_id=request.id)[0]
         )
-        message, _ = self._wire.encode(msg_type, content, parent=parent)
-        self.broker.route_message(message)
+        return self._wire.encode(msg_type, content, parent=parent)[0]
+
+    def say(self, request: Request, msg_type: str, **content: Any) -> None:
+        """As the kernel, on IOPub."""
+        self.broker.route_message(self.message(request, msg_type, **content))
 
     def begin(self, request: Request) -> None:
         self.say(request, "status", execution_state="busy")
@@ -256,7 +267,7 @@ async def test_whoever_submitted_goes_away(stage: Stage) -> None:
     """A submit that is cancelled meanwhile leaves a request that runs, ends, and that recovery would find."""
     stage.gate.clear()
     submitting = asyncio.create_task(stage.runner.submit(Code(code="a")))
-    await until(lambda: stage.sent == ["a"])
+    await until(lambda: stage.runner.queued == 1)
     submitting.cancel()
     await asyncio.wait({submitting})
     stage.gate.set()
@@ -272,6 +283,55 @@ async def test_whoever_submitted_goes_away(stage: Stage) -> None:
     assert await open_requests(stage.log, TOPIC) == []
 
 
+async def test_a_request_is_sent_when_it_is_committed(stage: Stage) -> None:
+    """Not before: a caller whose request was refused may retry, and the code must not run twice."""
+    stage.gate.clear()
+    submitting = asyncio.create_task(stage.runner.submit(Code(code="a")))
+    await until(lambda: stage.attempts == 1)
+    assert stage.sent == [] and stage.runner.queued == 1
+    stage.gate.set()
+    await submitting
+    assert stage.sent == ["a"]
+    stage.complete(await submitting)
+
+
+async def test_a_log_that_cannot_store_refuses_a_request_at_once(stage: Stage) -> None:
+    """It is closed and never runs; the next ones are refused without a record; with space the rest continues."""
+    stage.is_full = True
+    for code in ("a", "b"):
+        with pytest.raises(LogUnavailable, match="no space"):
+            await asyncio.wait_for(stage.runner.submit(Code(code=code)), 5)
+    assert stage.runner.queued == 0 and not stage.runner.is_busy
+    stage.is_full = False
+    await stage.bridge.flush()
+    request = await stage.runner.submit(Code(code="c"))
+    assert stage.sent == ["c"]
+    stage.complete(request)
+    assert await ended(request) == "ok"
+    told = events(await stage.records())
+    assert [event["code"] for event in told if event["event"] == "request_queued"] == ["a", "c"]
+    assert [event["status"] for event in told if event["event"] == "request_closed"] == ["aborted", "ok"]
+
+
+async def test_a_request_that_was_refused_holds_up_no_other(stage: Stage) -> None:
+    """One of lower priority that is committed already is sent when the first in line is withdrawn."""
+    first = await stage.runner.submit(Code(code="first"))
+    behind = await stage.runner.submit(Code(code="behind"))
+    stage.gate.clear()
+    urgent = asyncio.create_task(stage.runner.submit(Code(code="urgent", priority=1)))
+    await until(lambda: stage.runner.queued == 2)
+    stage.complete(first)
+    assert stage.sent == ["first"]
+    stage.is_full = True
+    stage.gate.set()
+    with pytest.raises(LogUnavailable):
+        await urgent
+    stage.is_full = False
+    assert stage.sent == ["first", "behind"]
+    stage.complete(behind)
+    assert await ended(behind) == "ok"
+
+
 async def test_end_all_closes_each_once(stage: Stage) -> None:
     """The end of the kernel closes the running request and all that wait, once each."""
     requests = [await stage.runner.submit(Code(code=str(n))) for n in range(4)]
@@ -283,6 +343,18 @@ async def test_end_all_closes_each_once(stage: Stage) -> None:
     assert stage.sent == ["0"] and stage.broker.stats().active_requests == 0
 
 
+async def test_a_later_server_closes_a_request_with_the_same_fields(stage: Stage) -> None:
+    """The record that closes a request has one shape, whether the server that ran it writes it or a later one."""
+    request = await stage.runner.submit(Code(code="a"))
+    stage.complete(request)
+    await ended(request)
+    [closed] = events(await stage.records(), "request_closed")
+    left = OpenRequest(request_id="r", offset=0, queued_us=1)
+    later = json.loads(closing_draft("k", left, "gone").payload)["content"]
+    assert later.keys() == closed.keys() - {"of", "open_since"}
+    assert later["finished_us"] > 0
+
+
 async def test_log_gives_up(stage: Stage) -> None:
     """Where the end of a request cannot be stored, whoever waits for it does not wait for ever."""
     request = await stage.runner.submit(Code(code="a"))
@@ -290,10 +362,7 @@ async def test_log_gives_up(stage: Stage) -> None:
     stage.complete(request)
     await until(lambda: not stage.runner.is_busy)
     stage.bridge.abandon()
-    try:
-        await ended(request)
-    except LogUnavailable:
-        pass
+    assert await ended(request) == "ok"
 
 
 # What an earlier server left
@@ -331,7 +400,7 @@ async def successor(stage: Stage) -> Stage:
     later = Stage(stage.log)
     for one in await left_open(stage):
         if one.was_sent:
-            later.runner.adopt(one)
+            later.runner.adopt(one, now_us())
         else:
             later.runner.abort(one, "the server ended before it was sent")
     return later
@@ -350,6 +419,24 @@ async def test_adopted_request_ends_with_its_idle(stage: Stage) -> None:
     assert await ended(adopted) == "error"
     assert await later.statuses() == {request.id: ["error"], waiting.id: ["aborted"]}
     assert later.broker.stats().active_requests == 0
+
+
+async def test_adopted_request_counts_as_long_as_it_ran(stage: Stage) -> None:
+    """The metric counts a request that ended while no server was there as REST does: until its idle, not until a
+    server came."""
+    request = await stage.runner.submit(Code(code="a"))
+    stage.begin(request)
+    idle = stage.message(request, "status", execution_state="idle")
+    later = await successor(stage)
+    await asyncio.sleep(0.3)
+    adopted = later.runner.find(request.id)
+    assert adopted is not None and adopted.offset is not None
+    later.broker.route_message(idle)
+    assert await ended(adopted) == "ok"
+    result = await read_execution(stage.log, TOPIC, "k", request.id, adopted.offset)
+    assert result.run_us is not None and result.run_us < 300_000
+    assert sum(later.runner.runs.counts) == 1
+    assert later.runner.runs.sum_s == pytest.approx(result.run_us / 1e6)
 
 
 async def test_adopted_request_keeps_its_time_limit(stage: Stage) -> None:
@@ -384,7 +471,7 @@ async def test_two_adopted_requests(stage: Stage) -> None:
     later = Stage(stage.log)
     for one in await left_open(stage):
         one.sent_us = one.sent_us or 1  # as the spool tells
-        later.runner.adopt(one)
+        later.runner.adopt(one, now_us())
     requests = [later.runner.find(one.id) for one in (first, second)]
     for request in requests:
         assert request is not None

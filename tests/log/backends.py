@@ -21,16 +21,36 @@ UNLIMITED = Retention(count=1_000_000_000)
 
 
 class Clock:
-    """A clock that stands still until it is moved."""
+    """The clocks of a machine, which stand still until they are moved; see ``himalia.log.clock.TimeSource``."""
 
     def __init__(self) -> None:
         self.now_us = 1_700_000_000_000_000
+        self.up_us = 50_000_000
+        self.boots = 1
 
-    def __call__(self) -> int:
+    def wall_us(self) -> int:
         return self.now_us
 
+    def steady_us(self) -> int:
+        return self.up_us
+
+    def boot_id(self) -> str:
+        return f"boot {self.boots}"
+
     def advance(self, seconds: float) -> None:
+        """Let time pass."""
         self.now_us += round(seconds * 1_000_000)
+        self.up_us += round(seconds * 1_000_000)
+
+    def set_ahead(self, seconds: float) -> None:
+        """Set the wall clock without that any time passes."""
+        self.now_us += round(seconds * 1_000_000)
+
+    def boot(self, off_s: float) -> None:
+        """Boot the machine, which is off for so long; its wall clock counts that."""
+        self.boots += 1
+        self.now_us += round(off_s * 1_000_000)
+        self.up_us = 20_000_000
 
 
 class Backend:

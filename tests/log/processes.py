@@ -15,6 +15,28 @@ async def main():
     await log.open()
     print("ready", flush=True)
     await asyncio.to_thread(sys.stdin.read)
+    await log.close()
+
+asyncio.run(main())
+"""
+
+# Takes the log when its standard input says so, and says whether it got it.
+CONTENDER = """
+import asyncio, sys
+from himalia.errors import LogLocked
+from himalia.log.sqlite import SqliteLog
+
+async def main():
+    print("waiting", flush=True)
+    sys.stdin.readline()
+    log = SqliteLog(sys.argv[1])
+    try:
+        await log.open()
+    except LogLocked:
+        print("refused", flush=True)
+    else:
+        print("owner", flush=True)
+        await asyncio.to_thread(sys.stdin.read)
 
 asyncio.run(main())
 """

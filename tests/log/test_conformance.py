@@ -165,13 +165,19 @@ class TestReading:
             with pytest.raises(TopicNotFound):
                 await call
 
-    async def test_recent_is_complete_or_none(self, log: Any) -> None:
-        """``recent`` gives all records to the end or says that it cannot, never a part."""
+    async def test_recent_is_complete_or_none(self, log: Any, backend: Any) -> None:
+        """``recent`` gives all records to the end or says that it cannot, never a part; the newest are at hand."""
         epoch = (await log.info("t")).epoch
         for start in range(12):
             recent = log.recent("t", start, epoch)
             if recent is not None:
                 assert [record.offset for record in recent] == list(range(start, 10))
+        await soon(log.append(Batch("t", [Draft("newest", b"1")])))
+        newest = log.recent("t", 10, epoch)
+        if backend.kind == "sqlite-cold":  # it is told to keep nothing in memory
+            assert newest is None
+        else:
+            assert [record.offset for record in newest] == [10]
 
     async def test_recent_knows_epochs(self, log: Any) -> None:
         """``recent`` gives nothing for a topic that is gone or has another epoch."""

@@ -98,6 +98,71 @@ class TestById:
         assert (list(again.offsets), again.duplicates) == ([0, 1, 2, 3, 4], 5)
 
 
+class TestScopes:
+    """What belongs to one caller is no repeat of another's."""
+
+    async def test_an_id_of_another_caller(self, log: Any) -> None:
+        """The same id of another caller is stored; the same caller's is a repeat."""
+        await log.create("t")
+        assert list((await add(log, "t", 2, scope="key:a")).offsets) == [0, 1]
+        assert list((await add(log, "t", 2, scope="key:b")).offsets) == [2, 3]
+        assert list((await add(log, "t", 2, scope="key:a")).offsets) == [0, 1]
+        assert list((await add(log, "t", 2, scope="key:b")).offsets) == [2, 3]
+
+    async def test_a_producer_of_another_caller(self, log: Any) -> None:
+        """A caller that uses another's producer takes nothing from it."""
+        await log.create("t")
+        await add(log, "t", 1, producer="importer", sequence=1, scope="key:importer")
+        await add(log, "t", 1, producer="importer", sequence=(1 << 63) - 1, scope="key:other")
+        stored = await add(log, "t", 1, producer="importer", sequence=2, scope="key:importer")
+        assert (list(stored.offsets), stored.duplicates) == ([2], 0)
+        for scope, sequence, offset in (("key:importer", 2, 2), ("key:other", (1 << 63) - 1, 1)):
+            again = await add(log, "t", 1, producer="importer", sequence=sequence, scope=scope)
+            assert list(again.offsets) == [offset]
+
+    async def test_a_name_that_imitates_the_producer_of_another_caller(self, log: Any) -> None:
+        """A producer that is named like the key under which another caller's is stored is refused, and the other
+        caller's repeat is still recognised."""
+        await log.create("t")
+        await add(log, "t", 1, producer="importer", sequence=7, scope="key:importer")
+        with pytest.raises(BadRequest, match="NUL"):
+            await add(log, "t", 1, producer="key:importer\0importer", sequence=8, scope="key:other")
+        again = await add(log, "t", 1, producer="importer", sequence=7, scope="key:importer")
+        assert (list(again.offsets), again.duplicates) == ([0], 1)
+
+    async def test_a_producer_without_a_caller(self, log: Any) -> None:
+        """What an earlier version stored of a producer is a repeat from any caller, until one has used the name."""
+        await log.create("t")
+        await add(log, "t", 1, producer="p", sequence=5)
+        for scope in ("key:a", "key:b"):
+            assert (await add(log, "t", 1, producer="p", sequence=5, scope=scope)).duplicates == 1
+        await add(log, "t", 1, producer="p", sequence=6, scope="key:a")
+        assert (await add(log, "t", 1, producer="p", sequence=6, scope="key:a")).duplicates == 1
+        assert (await add(log, "t", 1, producer="p", sequence=1, scope="key:b")).duplicates == 0
+
+    async def test_an_id_without_a_caller(self, log: Any) -> None:
+        """What an earlier version stored is a repeat from any caller."""
+        await log.create("t")
+        await add(log, "t", 1)
+        for scope in ("key:a", "key:b"):
+            assert (await add(log, "t", 1, scope=scope)).duplicates == 1
+
+    async def test_over_a_restart(self, sqlite: Backend) -> None:
+        """Whose ids and producers they are is known after a restart, also of records that retention removed."""
+        log = await sqlite.open()
+        await log.create("t", Retention(count=1))
+        sent = [Draft(id, b"1", b'{"caller":"key:a"}') for id in ("x", "y")]
+        await soon(log.append(Batch("t", sent, scope="key:a")))
+        await add(log, "t", 1, producer="p", sequence=7, scope="key:a")
+        await log.enforce_retention()
+        await log.close()
+        log = await sqlite.open()
+        assert (await soon(log.append(Batch("t", sent, scope="key:a")))).duplicates == 2
+        assert (await soon(log.append(Batch("t", sent, scope="key:b")))).duplicates == 0
+        assert (await add(log, "t", 1, producer="p", sequence=7, scope="key:a")).duplicates == 1
+        assert (await add(log, "t", 1, "z", producer="p", sequence=7, scope="key:b")).duplicates == 0
+
+
 class TestByProducer:
     async def test_a_repeated_batch_is_recognised_whole(self, log: Any) -> None:
         """The latest batch of a producer, sent again, gives its offsets; whatever the ids in it."""
@@ -117,11 +182,12 @@ class TestByProducer:
             again = await add(log, "t", 2, producer="p", sequence=sequence)
             assert (list(again.offsets), again.duplicates) == ([-1, -1], 2)
 
-    async def test_there_is_no_window(self, log: Any, backend: Backend) -> None:
-        """A producer's batch is recognised after any time."""
+    async def test_it_outlives_the_window_of_ids(self, log: Any, backend: Backend) -> None:
+        """A producer's batch is recognised after weeks, when message ids are long forgotten."""
         await log.create("t")
         await add(log, "t", 1, producer="p", sequence=1)
-        backend.clock.advance(1e7)
+        backend.clock.advance(29 * 86_400)
+        await log.enforce_retention()
         assert (await add(log, "t", 1, producer="p", sequence=1)).duplicates == 1
 
     async def test_ids_are_not_looked_up(self, log: Any) -> None:

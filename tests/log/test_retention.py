@@ -7,7 +7,7 @@ from typing import Any
 from himalia.log import Batch
 from himalia.record import Draft, Retention
 
-from .backends import UNLIMITED, Backend, add, read_all, soon
+from .backends import UNLIMITED, Backend, Clock, add, read_all, soon
 
 
 async def kept(log: Any, topic: str) -> list[int]:
@@ -132,10 +132,10 @@ async def test_it_happens_by_itself(backend: Backend) -> None:
         await soon(anext(watch))
 
 
-async def test_the_seeds_history(tmp_path: Any) -> None:
+async def test_the_seeds_history(tmp_path: Any, clock: Clock) -> None:
     """The memory log keeps 100 records a topic unless told otherwise, also when the server says "no limit"."""
     for retention in (None, Retention(count=0), Retention(age_s=1000.0)):
-        log = await Backend("memory", tmp_path, lambda: 1).open(retention=retention)  # type: ignore[arg-type]
+        log = await Backend("memory", tmp_path, clock).open(retention=retention)
         await log.create("t")
         await add(log, "t", 250)
         assert len(await read_all(log, "t")) == 100

@@ -1,4 +1,5 @@
 """Files that cannot be a log, and how the SQLite log says so."""
+# ruff: noqa: ASYNC240 - the files are small, and nothing else runs on this loop
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import random
 import signal
 import sqlite3
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,11 +22,12 @@ from himalia.errors import (
     LogTooNew,
     LogUnavailable,
 )
-from himalia.log.sqlite import SqliteLog
+from himalia.log.sqlite import SqliteLog, last_name, lock
+from himalia.log.sqlite.backup import backup, restore
 from himalia.log.sqlite.schema import MIGRATIONS
 
 from .backends import Backend, add, eventually, read_all, soon
-from .processes import FORKER, HOLDER, read_line, run
+from .processes import APPENDER, BACKUP, CONTENDER, FORKER, HOLDER, read_line, run
 
 
 async def refused(path: Path) -> HimaliaError:
@@ -100,6 +103,153 @@ class TestOwning:
             return True
 
         await eventually(can_open)
+
+
+class TestOtherNames:
+    """A log file has one owner, whatever it is called by."""
+
+    @pytest.mark.parametrize("link", [os.symlink, os.link])
+    async def test_another_process_owns_it_under_another_name(
+        self, sqlite: Backend, tmp_path: Path, link: Callable[[Path, Path], None]
+    ) -> None:
+        """A log in use is refused through a symbolic link and through a hard link of its file, with a sentence."""
+        await filled(sqlite, 1)
+        (tmp_path / "elsewhere").mkdir()
+        other = tmp_path / "elsewhere" / "other.db"
+        link(sqlite.path, other)
+        process = run(HOLDER, sqlite.path)
+        try:
+            assert read_line(process) == "ready"
+            error = await refused(other)
+            assert isinstance(error, LogLocked)
+            assert str(other) in error.message
+            assert "--log" in error.message
+            assert not Path(f"{other}-wal").exists()
+        finally:
+            process.communicate("")
+        log = await sqlite.open_at(other)
+        assert [record.id for record in await read_all(log, "t")] == ["m0"]
+
+    async def test_this_process_owns_it_under_another_name(self, sqlite: Backend, tmp_path: Path) -> None:
+        """The refusal of a second name in the same process leaves SQLite's locks alone, so that another process
+        that reads does not take the write-ahead log away."""
+        log = await sqlite.open()
+        await log.create("t")
+        os.link(sqlite.path, tmp_path / "other.db")
+        assert isinstance(await refused(tmp_path / "other.db"), LogLocked)
+        process = run(BACKUP, sqlite.path, tmp_path / "backup.db")
+        await asyncio.to_thread(process.communicate)
+        assert Path(f"{sqlite.path}-wal").exists()
+        await add(log, "t", 1)
+
+    async def test_of_many_at_once_one_owns_it(self, sqlite: Backend, tmp_path: Path) -> None:
+        """Of processes that open one log at the same moment under different names, one gets it."""
+        await filled(sqlite, 1)
+        names = [sqlite.path, tmp_path / "hard.db", tmp_path / "soft.db"]
+        os.link(sqlite.path, names[1])
+        names[2].symlink_to(sqlite.path)
+        processes = [run(CONTENDER, name) for name in names * 2]
+        try:
+            for process in processes:
+                assert read_line(process) == "waiting"
+            for process in processes:
+                assert process.stdin is not None
+                process.stdin.write("\n")
+                process.stdin.flush()
+            assert sorted(read_line(process) for process in processes) == ["owner"] + ["refused"] * 5
+        finally:
+            for process in processes:
+                process.communicate("")
+
+    async def test_a_moved_file_is_still_owned(self, sqlite: Backend, tmp_path: Path) -> None:
+        """A log that was moved while in use is refused under its new name, and a file put in its place under the
+        old one, until the owner ends."""
+        log = await sqlite.open(retention_interval_s=3600.0)
+        os.rename(sqlite.path, tmp_path / "moved.db")
+        assert isinstance(await refused(tmp_path / "moved.db"), LogLocked)
+        sqlite.path.touch()
+        assert isinstance(await refused(sqlite.path), LogLocked)
+        await log.close()
+        await sqlite.open()
+
+    @pytest.mark.parametrize("rename", [os.link, os.rename])
+    async def test_a_log_that_was_not_closed(
+        self, sqlite: Backend, tmp_path: Path, rename: Callable[[Path, Path], None]
+    ) -> None:
+        """After a crash a log is refused by any name but that beside which its write-ahead log is, so that nothing
+        acknowledged is missing; so is a backup by such a name. After a clean stop it can be opened by any name."""
+        process = run(APPENDER, sqlite.path)
+        acknowledged = max(int(read_line(process).split()[0]) for _ in range(20))
+        process.kill()
+        await asyncio.to_thread(process.communicate)
+        other = tmp_path / "other.db"
+        rename(sqlite.path, other)
+        assert f"{sqlite.path}-wal" in (await refused(other)).message
+        with pytest.raises(ConfigurationError, match="was not closed"):
+            backup(other, tmp_path / "backup.db")
+        if rename is os.rename:
+            os.rename(other, sqlite.path)
+        log = await sqlite.open()
+        assert (await log.info("t")).end > acknowledged
+        await log.close()
+        log = await sqlite.open_at(other if other.exists() else sqlite.path)
+        assert (await log.info("t")).end > acknowledged
+
+    async def test_a_name_in_a_directory_that_cannot_be_read(
+        self, sqlite: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A log that was moved out of a directory that this user may not read can be opened."""
+        process = run(HOLDER, sqlite.path)
+        assert read_line(process) == "ready"
+        process.kill()
+        await asyncio.to_thread(process.communicate)
+        first, moved = sqlite.path, tmp_path / "moved.db"
+        os.rename(first, moved)
+
+        def unreadable(path: str | Path) -> int:
+            if str(path).startswith(str(first)):
+                raise PermissionError(13, "Permission denied")
+            return length(path)
+
+        length = last_name.length
+        monkeypatch.setattr(last_name, "length", unreadable)
+        await sqlite.open_at(moved)
+
+    async def test_a_backup_is_not_in_use(self, sqlite: Backend, tmp_path: Path) -> None:
+        """A backup that was taken while a server used the log can be opened itself, by any name."""
+        log = await sqlite.open()
+        await log.create("t")
+        await add(log, "t", 3)
+        await asyncio.to_thread(backup, sqlite.path, tmp_path / "backup.db")
+        os.rename(sqlite.path, tmp_path / "gone.db")
+        copy = await sqlite.open_at(tmp_path / "backup.db")
+        assert (await copy.info("t")).end == 3
+        await log.close()
+
+    async def test_a_restored_log_is_owned(self, sqlite: Backend, tmp_path: Path) -> None:
+        """Restoring through a symbolic link replaces the file, not the link; the new file is owned like the old."""
+        await filled(sqlite, 3)
+        backup(sqlite.path, tmp_path / "backup.db")
+        link = tmp_path / "link.db"
+        link.symlink_to(sqlite.path)
+        restore(tmp_path / "backup.db", link, force=True)
+        assert link.is_symlink()
+        log = await sqlite.open()
+        os.link(sqlite.path, tmp_path / "hard.db")
+        for name in (link, tmp_path / "hard.db"):
+            assert isinstance(await refused(name), LogLocked)
+            with pytest.raises(LogLocked):
+                restore(tmp_path / "backup.db", name, force=True)
+        assert (await log.info("t")).end == 3
+
+    async def test_a_system_without_locks_of_open_files(
+        self, sqlite: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Where files cannot be locked by themselves, one with several names is refused."""
+        monkeypatch.setattr(lock, "_LOCK_OWN_DESCRIPTION", None)
+        await filled(sqlite, 1)
+        os.link(sqlite.path, tmp_path / "other.db")
+        assert "several names" in (await refused(sqlite.path)).message
 
 
 class TestPlaces:

@@ -53,7 +53,7 @@ async def test_time_does_not_go_back(sqlite: Backend) -> None:
     log = await sqlite.open()
     await log.create("t")
     await add(log, "t", 1, "a")
-    sqlite.clock.advance(-1000)
+    sqlite.clock.set_ahead(-1000)
     log = await reopen(sqlite, log)
     await add(log, "t", 1, "b")
     first, second = await read_all(log, "t")

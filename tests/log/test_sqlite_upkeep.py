@@ -1,10 +1,12 @@
 """How the SQLite log writes: many batches in one commit, and what can wait in small steps in between."""
+# ruff: noqa: ASYNC240 - the files are small, and nothing else runs on this loop
 
 from __future__ import annotations
 
 import asyncio
 import os
 import sqlite3
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -216,8 +218,9 @@ class TestErasing:
         assert max(await StepsWatch(monkeypatch).append_while(log, "other", is_going_on)) <= 1
         await settled
 
-    async def test_it_goes_on_after_a_restart(self, sqlite: Backend) -> None:
-        """What was not erased when the log was closed is erased when it is open again."""
+    async def test_it_goes_on_after_a_restart(self, sqlite: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What could not be erased in the time that closing has is erased when the log is open again."""
+        monkeypatch.setattr(writer, "ERASE_AT_STOP_S", 0.0)
         await a_large_topic(sqlite)
         log = await sqlite.open()
         await log.delete("t")
@@ -230,6 +233,28 @@ class TestErasing:
         await log.close()
         assert sqlite.query("SELECT count(*) FROM records") == [(0,)]
         assert sqlite.query("SELECT count(*) FROM topics") == [(0,)]
+
+    @pytest.mark.parametrize("is_settled", [True, False])
+    async def test_nothing_is_left_in_the_files(self, sqlite: Backend, is_settled: bool) -> None:
+        """After a topic was deleted, none of its records' bytes is in the file or in the write-ahead log: while the
+        log is open, when erasing is done; and after it was closed."""
+        log = await sqlite.open()
+        await log.create("kept")
+        await log.create("t")
+        for n in range(20):
+            secrets = [Draft(f"secret-id-{n}-{i}", b'"secret-payload-%d"' % i) for i in range(50)]
+            await soon(log.append(Batch("t", secrets)))
+            await add(log, "kept", 5, f"kept{n}-")
+        await log.delete("t")
+        if is_settled:
+            await log.enforce_retention()
+            await log.enforce_retention()
+            left = sqlite.path.read_bytes() + Path(f"{sqlite.path}-wal").read_bytes()
+            assert (left.count(b"secret-id"), left.count(b"secret-payload")) == (0, 0)
+        await log.close()
+        left = sqlite.path.read_bytes()
+        assert (left.count(b"secret-id"), left.count(b"secret-payload")) == (0, 0)
+        assert left.count(b"kept19-4")
 
     async def test_producers_go_too(self, sqlite: Backend) -> None:
         """What is known of a deleted topic's producers is erased with it, however many there are."""

@@ -58,7 +58,6 @@ def demo(directory: Path) -> Iterator[LiveKernel]:
         "HIMALIA_RUNTIME_DIR": str(directory / "run"),
         "JUPYTER_RUNTIME_DIR": str(directory / "jupyter"),
     }
-    os.environ["PYDEVD_DISABLE_FILE_VALIDATION"] = "1"
     (directory / "jupyter").mkdir()
     write_busy_hour(directory / "warehouse")
     log = f"sqlite://{directory}/log.db"

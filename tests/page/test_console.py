@@ -105,7 +105,7 @@ def test_displays_are_updated_and_cleared(page: Page, kernel: LiveKernel) -> Non
 
 
 def test_rich_output(page: Page, kernel: LiveKernel) -> None:
-    """Images as images, HTML and SVG in frames, LaTeX and widgets as text."""
+    """Images as images, HTML and SVG in frames, LaTeX as text; so is a widget of which nothing more is known."""
     request = kernel.run(
         "from IPython.display import display\n"
         f"display({{'image/png': {PIXEL!r}, 'text/plain': 'a pixel'}}, raw=True)\n"

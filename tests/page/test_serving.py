@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -103,9 +104,21 @@ def test_nothing_else_can_be_read(http: httpx.Client, name: str) -> None:
 def test_without_plotly_there_is_still_a_frame(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the package is not installed, the document comes without the bundle, and says so to the page."""
     monkeypatch.setattr(served, "find_spec", lambda name: None)
-    document, policy = served._frame.__wrapped__("plot.html")
-    assert len(document) < 10_000 and b"missing: true" in document
-    assert "sandbox allow-scripts" in policy
+    document = served._frame.__wrapped__("plot.html")
+    assert len(document.content) < 10_000 and b"missing: true" in document.content
+    assert "sandbox allow-scripts" in document.policy
+
+
+def test_a_large_file_is_not_hashed_for_every_stranger(
+    http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plotly's frame is megabytes and needs no key: each request costs what sending it does, and no more."""
+    first = http.get("/page/plot.html")
+    hashed: list[int] = []
+    digest = hashlib.sha256
+    monkeypatch.setattr(hashlib, "sha256", lambda data=b"": hashed.append(len(data)) or digest(data))
+    assert http.get("/page/plot.html").headers["etag"] == first.headers["etag"]
+    assert sum(hashed) < len(first.content)
 
 
 def test_every_module_is_documented() -> None:

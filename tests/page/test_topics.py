@@ -9,9 +9,10 @@ from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from tests.page.browser import goto, offsets_shown, row_with
+from tests.server.raw import until
 from tests.serving import RunningServer
 
 pytestmark = pytest.mark.slow
@@ -38,6 +39,26 @@ def test_the_list_is_live(page: Page, server: RunningServer, http: httpx.Client,
     expect(row.locator("td").nth(2)).to_have_text("1,050")
     server.create("refunds")
     expect(page.locator('tr[data-topic="refunds"]')).to_be_visible()
+
+
+def test_the_last_minute_is_there_at_once(
+    page: Page, server: RunningServer, http: httpx.Client, orders: str
+) -> None:
+    """The server keeps it: a page that has just been opened draws it from its first answer."""
+    until(lambda: sum(http.get("/stats").json()["topics"][orders]["last_minute"]) == 50)
+    answers = iter([True])
+
+    def only_once(route: Route) -> None:
+        if next(answers, False):
+            route.continue_()
+
+    page.route("**/stats", only_once)
+    goto(page, server)
+    minute = page.locator('tr[data-topic="orders"] .spark-cell')
+    expect(minute).to_have_attribute("title", "50 messages in the last minute")
+    points = str(minute.locator(".spark-line").get_attribute("points")).split()
+    heights = {float(point.partition(",")[2]) for point in points}
+    assert (len(points), len(heights)) == (60, 2)
 
 
 def test_records_come_as_they_are_published(
@@ -137,12 +158,37 @@ def test_publish_and_copy(new_page: Callable[..., Page], server: RunningServer, 
     assert json.loads(copied) == {"sku": "<b>A</b>", "total": 120}
 
 
-def test_a_gap_is_a_row(page: Page, server: RunningServer, orders: str) -> None:
-    """An offset that is not there is told as such, and delivery begins at what is kept."""
+def test_a_gap_is_a_row(page: Page, server: RunningServer, http: httpx.Client) -> None:
+    """An offset that retention has removed is shown as a gap, and delivery begins at the oldest record kept."""
+    server.create("short", count=10)
+    for _ in range(5):
+        publish(http, "short", *range(10))
+    until(lambda: http.get("/stats").json()["topics"]["short"]["first"] == 40)
+    goto(page, server, "#/topics/short?from=3")
+    expect(row_with(page, "Gap: offset 3 is not there; the log goes on at 40")).to_be_visible()
+    expect(page.locator('.vrow:not([hidden])[aria-setsize="11"]').first).to_be_visible()
+    assert offsets_shown(page) == list(range(40, 50))
+
+
+def test_a_jump_beyond_the_end_waits_there(
+    page: Page, server: RunningServer, http: httpx.Client, orders: str
+) -> None:
+    """No earlier record is shown; the page says what it waits for, and begins when the log reaches the offset."""
+    goto(page, server, "#/topics/orders")
+    page.get_by_label("Jump to an offset or a time").fill("55")
+    page.get_by_role("button", name="Jump").click()
+    expect(page.get_by_text("Waiting for offset 55; the topic ends at 50")).to_be_visible()
+    publish(http, orders, *range(7))
+    expect(row_with(page, re.compile("^56"))).to_be_visible()
+    assert offsets_shown(page) == [55, 56]
+
+
+def test_go_live_from_beyond_the_end_shows_the_newest(page: Page, server: RunningServer, orders: str) -> None:
+    """Going live from an offset that the log has not reached shows what is there, not an empty page."""
     goto(page, server, "#/topics/orders?from=9999")
-    expect(row_with(page, "Gap: offset 9,999 is not there; the log goes on at 0")).to_be_visible()
-    expect(page.locator('.vrow:not([hidden])[aria-setsize="51"]').first).to_be_visible()
-    assert offsets_shown(page) == list(range(50))
+    expect(page.get_by_text("Waiting for offset 9,999")).to_be_visible()
+    page.get_by_role("button", name="Go live").click()
+    expect(row_with(page, re.compile("^49"))).to_be_visible()
 
 
 def test_a_topic_that_is_deleted_says_so(

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from tests.cli.up import Up, assert_all_gone
+from tests.docs.test_readme import blocks, steps, without_times
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -62,7 +67,7 @@ def execution(page: Page, title: str) -> Locator:
 def test_orders_come_in(look: Callable[[str], Page]) -> None:
     """Topics shows the orders with a rate, and there are more and more of them."""
     page = look("#/topics")
-    row = page.get_by_role("row", name=re.compile("^orders"))
+    row = page.get_by_role("row", name=re.compile("^demo.orders"))
     expect(row).to_contain_text(re.compile(r"\d+\.\d/s"))
     expect(row.locator("td.number").nth(1)).to_have_text(ABOVE_0)
     before = number_in(row.locator("td.number").nth(1))
@@ -72,7 +77,7 @@ def test_orders_come_in(look: Callable[[str], Page]) -> None:
 
 def test_an_open_topic_is_followed(look: Callable[[str], Page]) -> None:
     """An order that is published while somebody looks is shown to them."""
-    page = look("#/topics/orders")
+    page = look("#/topics/demo.orders")
     newest = page.locator(".vrow:not([hidden]) .offset").last
     expect(newest).to_be_visible()
     seen = newest.inner_text()
@@ -131,6 +136,22 @@ def test_the_pipeline_follows_the_log(look: Callable[[str], Page]) -> None:
     expect(page.locator("iframe.frame")).to_have_attribute("data-drawn", "4")
 
 
+def test_the_readmes_first_commands_pass_beside_it(demo: Up) -> None:
+    """``orders`` is the reader's own topic, and --once waits for the pipeline that runs."""
+    shown = steps(blocks("console")[0])
+    environment = {**os.environ, **demo.env, "NO_COLOR": "1"}
+    environment["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    for command, output in [*shown, ("himalia pipeline run --once", None)]:
+        done = subprocess.run(
+            command, shell=True, env=environment, capture_output=True, text=True, timeout=ALIVE_S
+        )
+        assert done.returncode == 0, done.stderr
+        if output is None:
+            assert "a pipeline runs already and has taken in" in done.stdout
+        else:
+            assert without_times(done.stdout) == without_times(output)
+
+
 def test_the_system_is_well(look: Callable[[str], Page]) -> None:
     """The log stores and delivers, and one kernel runs."""
     page = look("#/system")
@@ -141,7 +162,7 @@ def test_the_system_is_well(look: Callable[[str], Page]) -> None:
 def test_ctrl_c_ends_all_of_it(demo: Up) -> None:
     """Server, kernel, pipeline and Java: none of them is left, and nothing was wrong."""
     family = demo.family()
-    assert demo.part("org.apache.spark") and demo.part("ipykernel")
+    assert demo.part("org.apache.spark") and demo.part("kernels/launcher.py")
     demo.signal(signal.SIGINT)
     assert demo.end() == 0
     assert_all_gone(family)

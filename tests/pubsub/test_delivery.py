@@ -95,18 +95,50 @@ async def test_since_begins_at_that_time(room: Room) -> None:
     assert viewer.offsets == expected
 
 
-@pytest.mark.parametrize("wrong", [Start(offset=99), Start(offset=0, epoch="another")])
-async def test_a_resume_that_cannot_be_honoured_is_told(room: Room, wrong: Start) -> None:
-    """An offset beyond the end, or of another epoch, gives a gap and then everything that is kept."""
+@pytest.mark.parametrize("offset", [0, 99])
+async def test_a_resume_in_another_epoch_is_a_gap(room: Room, offset: int) -> None:
+    """An offset of another epoch, beyond the end or not, gives a gap and then every record that is kept."""
     await room.create("orders")
     await room.publish("orders", *range(5))
     viewer = Viewer()
-    result = await room.subscribe("orders", viewer, wrong)
+    result = await room.subscribe("orders", viewer, Start(offset=offset, epoch="another"))
     assert [(gap.topic, gap.requested, gap.first, gap.end) for gap in result.gaps] == [
-        ("orders", wrong.offset, 0, 5)
+        ("orders", offset, 0, 5)
     ]
     await viewer.until(lambda: len(viewer.events) == 5)
     assert viewer.offsets == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("ahead", [1, 7, 2000])
+@pytest.mark.parametrize("with_epoch", [False, True])
+async def test_an_offset_beyond_the_end_is_waited_for(room: Room, ahead: int, with_epoch: bool) -> None:
+    """A cursor beyond the end gets no earlier record and, once the log reaches its offset, every record from there."""
+    await room.create("orders")
+    await room.publish("orders", *range(5))
+    epoch = (await room.manager.log.info("orders")).epoch if with_epoch else None
+    viewer = Viewer()
+    result = await room.subscribe("orders", viewer, Start(offset=5 + ahead, epoch=epoch))
+    assert (result.gaps, result.positions["orders"].offset) == ([], 5 + ahead)
+    await room.publish("orders", *range(ahead))
+    await room.settled()
+    assert viewer.messages == []
+    await room.publish("orders", "reached", "behind it")
+    await viewer.until(lambda: len(viewer.events) == 2)
+    assert viewer.offsets == [5 + ahead, 6 + ahead]
+
+
+async def test_each_topic_of_a_pattern_waits_for_its_own_offset(room: Room) -> None:
+    """With positions, a topic whose position is beyond its end waits, while the others are delivered."""
+    await room.create("a.one", "a.two")
+    for topic in ("a.one", "a.two"):
+        await room.publish(topic, *range(3))
+    viewer = Viewer()
+    await room.subscribe("a.*", viewer, Start(positions={"a.one": (5, None), "a.two": (2, None)}))
+    for topic in ("a.one", "a.two"):
+        await room.publish(topic, *range(3))
+    await viewer.until(lambda: len(viewer.events) == 5)
+    seen = sorted((event["topic"], event["offset"]) for event in viewer.events)
+    assert seen == [("a.one", 5), ("a.two", 2), ("a.two", 3), ("a.two", 4), ("a.two", 5)]
 
 
 async def test_a_resume_behind_retention_is_told(room: Room) -> None:

@@ -168,7 +168,7 @@ class BrokerModel(RuleBasedStateMachine):
         elif start[0] == "last_n":
             begin, asked = max(0, len(life) - start[1]), Start(last_n=start[1])
         else:
-            begin, asked = (start[1] if start[1] <= len(life) else 0), Start(offset=start[1])
+            begin, asked = start[1], Start(offset=start[1])
         return self._follow(topic, begin, asked, policy, room)
 
     def _follow(self, topic: str, begin: int, asked: Start, policy: Any, room: int | None) -> Seen:

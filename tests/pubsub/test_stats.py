@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import uuid
+
 import msgspec
 import pytest
 
+from himalia.log.contract import Batch
+from himalia.record import Draft
 from tests.pubsub.conftest import Room, Viewer
 
 
@@ -40,3 +44,15 @@ async def test_stats_are_frozen(room: Room) -> None:
     with pytest.raises(AttributeError):
         stats.published = 1  # type: ignore[misc]
     assert msgspec.to_builtins(stats)["published"] == 0
+
+
+async def test_bytes_in_flight_are_the_bytes_that_are_stored(room: Room) -> None:
+    """What waits for its commit counts as it will count in the topic: id, headers and payload."""
+    await room.create("orders")
+    drafts = [Draft(str(uuid.uuid4()), b'"x"', b'{"a":"b"}') for _ in range(3)]
+    appended = room.manager.publish(Batch("orders", drafts))
+    in_flight = room.manager.in_flight_bytes
+    await appended
+    await room.settled()
+    assert in_flight == (await room.manager.stats()).topics["orders"].bytes == 3 * (36 + 3 + 9)
+    assert room.manager.in_flight_bytes == 0

@@ -25,7 +25,14 @@ _READY = re.compile(r"ready at (http.*?)/(?:\?token=(\S+))? ")
 class ServerProcess:
     """``himalia serve`` on a free port. Ends with the ``with`` block, one way or the other."""
 
-    def __init__(self, directory: Path, *flags: str, log: str | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *flags: str,
+        log: str | None = None,
+        descriptors: int | tuple[int, int] | None = None,
+    ) -> None:
+        """``descriptors``: how many files the process may open, its soft limit and its hard one."""
         self.log = log or f"sqlite://{directory}/log.db"
         self._stderr = directory / f"stderr-{time.monotonic_ns()}"
         command = [sys.executable, "-m", "himalia.cli", "serve", "--port", "0", "--log", self.log, *flags]
@@ -33,7 +40,11 @@ class ServerProcess:
         environment["HIMALIA_RUNTIME_DIR"] = str(directory / "runtime")
         with self._stderr.open("wb") as stderr:
             self._process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=stderr, env=environment, text=True
+                [*_limited(descriptors), *command],
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                env=environment,
+                text=True,
             )
         self.url, self.token = self._until_ready()
         self.port = int(self.url.rpartition(":")[2])
@@ -75,6 +86,14 @@ class ServerProcess:
         for thread in psutil.Process(self._process.pid).threads():
             os.setpriority(os.PRIO_PROCESS, thread.id, 19)
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def descriptors(self) -> int:
+        """Files that are open."""
+        return psutil.Process(self._process.pid).num_fds()
+
     def memory_bytes(self) -> int:
         return int(psutil.Process(self._process.pid).memory_info().rss)
 
@@ -98,6 +117,14 @@ class ServerProcess:
     def kill(self) -> None:
         self._process.kill()
         self.exit_code()
+
+
+def _limited(descriptors: int | tuple[int, int] | None) -> list[str]:
+    """What to put before a command so that it may open only so many files."""
+    if descriptors is None:
+        return []
+    soft, hard = descriptors if isinstance(descriptors, tuple) else (descriptors, descriptors)
+    return ["sh", "-c", f'ulimit -Sn {soft} && ulimit -Hn {hard} && exec "$@"', "sh"]
 
 
 def run_serve(*flags: str, directory: Path) -> tuple[int, str]:

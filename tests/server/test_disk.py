@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
+from jupyter_client.manager import KernelManager
 
 from tests.server.process import ServerProcess
 from tests.server.raw import RawWebSocket, until
 
 pytestmark = pytest.mark.slow
+PROBE_INTERVAL_S = 1.0
+"""How often a log that failed looks whether it can store again."""
 NDJSON = {"Content-Type": "application/x-ndjson"}
 
 
@@ -36,14 +41,29 @@ def publish(raw: RawWebSocket, payload: Any) -> dict[str, Any]:
 
 
 def fill(path: Path) -> Path:
-    """Take all the room that is left."""
+    """Take all the space that is left."""
     ballast = path / "ballast"
-    with ballast.open("wb", buffering=0) as file:
+    with ballast.open("ab", buffering=0) as file:
         try:
             while True:
                 file.write(b"x" * 4096)
         except OSError:
             pass
+    return ballast
+
+
+def fill_for_good(path: Path, store: Callable[[], bool]) -> Path:
+    """Take all the space that is left, and what the log has left within its files.
+
+    ``store`` stores a little, and returns whether it was refused. A log that fails is opened again, which may move
+    records into the database and so free some space: refused for good is what is refused after several of these.
+    """
+    refused = 0
+    while refused < 3:
+        ballast = fill(path)
+        refused = refused + 1 if store() else 0
+        if refused:
+            time.sleep(PROBE_INTERVAL_S)
     return ballast
 
 
@@ -66,20 +86,22 @@ def test_a_full_disk_is_told_and_survived(tmp_path: Path, small_disk: Path) -> N
     ):
         server.create("orders")
         viewer.ask(type="subscribe", topic="orders", client_id="v")
-        acknowledged = []
+        acknowledged: list[Any] = []
         for i in range(20):
             assert publish(raw, i)["offset"] == i
             acknowledged.append(i)
-        ballast = fill(small_disk)
+        refused: dict[str, Any] = {}
 
-        refused = None
-        for i in range(1000):
-            answer = publish(raw, f"{i}" + "x" * 4000)
+        def is_refused() -> bool:
+            payload = uuid.uuid4().hex + "x" * 4000
+            answer = publish(raw, payload)
             if answer["type"] == "error":
-                refused = answer["error"]
-                break
-            acknowledged.append(f"{i}" + "x" * 4000)
-        assert refused is not None
+                refused.update(answer["error"])
+                return True
+            acknowledged.append(payload)
+            return False
+
+        ballast = fill_for_good(small_disk, is_refused)
         assert refused["code"] == "UNAVAILABLE"
         assert "space" in refused["message"] and str(small_disk) in refused["message"]
 
@@ -137,3 +159,168 @@ def test_a_server_does_not_start_on_a_full_disk_and_says_why(tmp_path: Path, sma
     fill(small_disk)
     with pytest.raises(AssertionError, match="no space left"):
         ServerProcess(tmp_path, log=f"sqlite://{small_disk}/log.db")
+
+
+WAITS = "import os, time\nprint('waits', flush=True)\nwhile not os.path.exists({go!r}): time.sleep(0.01)\n"
+PRINTS = "for i in range(300): print(i, 'x' * 100, flush=True)\nopen({done!r}, 'w').close()\n"
+SOON_S = 15.0
+
+
+def soon(call: Callable[[], httpx.Response]) -> httpx.Response:
+    """An answer that may not take long, whatever the disk does."""
+    began_s = time.monotonic()
+    answer = call()
+    assert time.monotonic() - began_s < SOON_S
+    return answer
+
+
+def is_refused(http: httpx.Client) -> bool:
+    """Publish a little; whether there was no space for it."""
+    return http.post("/topics/orders/messages", json={"payload": "x" * 1000}).status_code == 503
+
+
+def assert_no_room(answer: httpx.Response) -> None:
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "UNAVAILABLE")
+    assert "space" in answer.json()["error"]["message"] and answer.headers["retry-after"]
+
+
+@pytest.fixture
+def foreign(tmp_path: Path) -> Iterator[str]:
+    """The connection file of a kernel that something else started."""
+    manager = KernelManager(connection_file=str(tmp_path / "kernel-foreign.json"))
+    manager.start_kernel()
+    yield manager.connection_file
+    manager.shutdown_kernel(now=True)
+
+
+def test_every_call_that_stores_is_refused_on_a_full_disk(
+    tmp_path: Path, small_disk: Path, foreign: str
+) -> None:
+    """Each answers UNAVAILABLE within seconds with what to do; with room each works."""
+    line = json.dumps({"payload": "x" * 4000}) + "\n"
+    with (
+        ServerProcess(tmp_path, log=f"sqlite://{small_disk}/log.db") as server,
+        RawWebSocket(server) as raw,  # type: ignore[arg-type]
+        server.http() as http,
+    ):
+        server.create("orders", "old")
+        ballast = fill_for_good(small_disk, lambda: is_refused(http))
+        calls: dict[str, Callable[[], httpx.Response]] = {
+            "publish": lambda: http.post("/topics/orders/messages", json={"payload": "x" * 4000}),
+            "publish a list": lambda: http.post(
+                "/topics/orders/messages", json=[{"payload": "x" * 4000}] * 3
+            ),
+            "publish lines": lambda: http.post("/topics/orders/messages", content=line * 50, headers=NDJSON),
+            "create a topic": lambda: http.post("/topics", json={"name": "new"}),
+            "delete a topic": lambda: http.delete("/topics/old"),
+            "confirm the clock": lambda: http.post("/clock/confirm"),
+            "start a kernel": lambda: http.post("/api/kernels"),
+            "attach a kernel": lambda: http.post("/api/kernels/attach", json={"connection_file": foreign}),
+        }
+        for name, call in calls.items():
+            answer = soon(call)
+            assert answer.status_code == 503, (name, answer.status_code, answer.text)
+            assert_no_room(answer)
+        assert http.get("/api/kernels").json() == []
+        refused = publish(raw, "x" * 4000)
+        assert (refused["type"], refused["error"]["code"]) == ("error", "UNAVAILABLE")
+        assert {topic["name"] for topic in http.get("/topics").json()["topics"]} >= {"orders", "old"}
+
+        ballast.unlink()
+        until(lambda: http.get("/health").status_code == 200)
+        for name, call in calls.items():
+            assert call().is_success, name
+        assert publish(raw, "after")["type"] == "ack"
+        assert "Traceback" not in server.stderr()
+
+
+def test_kernels_on_a_full_disk(tmp_path: Path, small_disk: Path) -> None:
+    """Starting, executing and restarting are refused within seconds; nothing refused runs, and what ran is kept."""
+    go, done, ran = (tmp_path / name for name in ("go", "done", "ran"))
+    with (
+        ServerProcess(tmp_path, log=f"sqlite://{small_disk}/log.db") as server,
+        server.http() as http,
+    ):
+        server.create("orders")
+        kernel = http.post("/api/kernels").raise_for_status().json()["id"]
+        code = WAITS.format(go=str(go)) + PRINTS.format(done=str(done))
+        running = http.post(f"/api/kernels/{kernel}/execute", json={"code": code}).json()["request_id"]
+        execution = f"/api/kernels/{kernel}/executions/{running}"
+        until(lambda: "waits" in http.get(execution).text)
+        ballast = fill_for_good(small_disk, lambda: is_refused(http))
+        go.touch()
+        until(done.exists)
+        until(lambda: http.get("/health").status_code == 503)
+
+        write = {"code": f"open({str(ran)!r}, 'w').close()"}
+        for _ in range(5):
+            assert_no_room(soon(lambda: http.post(f"/api/kernels/{kernel}/execute", json=write)))
+            assert_no_room(soon(lambda: http.post("/api/kernels")))
+            assert_no_room(soon(lambda: http.post(f"/api/kernels/{kernel}/restart")))
+        assert soon(lambda: http.post(f"/api/kernels/{kernel}/interrupt")).status_code == 204
+        assert [one["id"] for one in http.get("/api/kernels").json()] == [kernel]
+        complaints = [line for line in server.stderr().splitlines() if f"kernels.{kernel}" in line]
+        assert len(complaints) <= 3, complaints
+
+        ballast.unlink()
+        until(lambda: http.get("/health").status_code == 200)
+        until(lambda: http.get(execution).json()["status"] != "running")
+        text = "".join(output["text"] for output in http.get(execution).json()["outputs"])
+        assert text == "waits\n" + "".join(f"{i} {'x' * 100}\n" for i in range(300))
+        after = http.post(f"/api/kernels/{kernel}/execute", json={"code": "1", "wait": True})
+        assert (after.status_code, after.json()["status"]) == (200, "ok")
+        assert not ran.exists()
+        assert "Traceback" not in server.stderr()
+        assert server.stop() == 0
+
+
+def test_a_kernel_that_is_stopped_on_a_full_disk(tmp_path: Path, small_disk: Path) -> None:
+    """Cancelling and stopping answer 503 within seconds and are done; the topic says so when there is space."""
+    with (
+        ServerProcess(tmp_path, log=f"sqlite://{small_disk}/log.db") as server,
+        server.http() as http,
+    ):
+        server.create("orders")
+        kernel = http.post("/api/kernels").raise_for_status().json()
+        process, url = psutil.Process(kernel["pid"]), f"/api/kernels/{kernel['id']}"
+        code = WAITS.format(go=str(tmp_path / "never"))
+        execution = (
+            f"{url}/executions/{http.post(f'{url}/execute', json={'code': code}).json()['request_id']}"
+        )
+        until(lambda: "waits" in http.get(execution).text)
+        ballast = fill_for_good(small_disk, lambda: is_refused(http))
+        assert_no_room(soon(lambda: http.delete(execution)))
+        assert_no_room(soon(lambda: http.delete(url)))
+        until(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
+        assert_no_room(soon(lambda: http.delete(url)))
+        assert soon(lambda: http.get(execution)).json()["status"] == "running"
+
+        ballast.unlink()
+        until(lambda: not http.get("/api/kernels").json())
+        assert http.get(execution).json()["status"] == "cancelled"
+        events = http.get(f"/topics/kernels.{kernel['id']}/messages").json()["messages"]
+        assert events[-1]["message"]["payload"]["content"]["event"] == "stopped"
+        assert server.stop() == 0
+
+
+def test_a_server_that_is_stopped_on_a_full_disk(tmp_path: Path, small_disk: Path) -> None:
+    """It stops in order; the kernel ends, and what it printed is in the topic when a server comes back to space."""
+    go, done = tmp_path / "go", tmp_path / "done"
+    log = f"sqlite://{small_disk}/log.db"
+    with ServerProcess(tmp_path, "--shutdown-s", "2", log=log) as server, server.http() as http:
+        kernel = http.post("/api/kernels").raise_for_status().json()["id"]
+        code = WAITS.format(go=str(go)) + PRINTS.format(done=str(done))
+        running = http.post(f"/api/kernels/{kernel}/execute", json={"code": code}).json()["request_id"]
+        execution = f"/api/kernels/{kernel}/executions/{running}"
+        until(lambda: "waits" in http.get(execution).text)
+        ballast = fill(small_disk)
+        go.touch()
+        until(done.exists)
+        until(lambda: http.get("/health").status_code == 503)
+        assert server.stop() == 0
+        assert "Traceback" not in server.stderr()
+    ballast.unlink()
+    with ServerProcess(tmp_path, log=log) as server, server.http() as http:
+        until(lambda: http.get(execution).json()["status"] != "running")
+        text = "".join(output.get("text", "") for output in http.get(execution).json()["outputs"])
+        assert text == "waits\n" + "".join(f"{i} {'x' * 100}\n" for i in range(300))

@@ -19,6 +19,7 @@ from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.server.identity.callers import write_keys
 from tests.server.raw import RawWebSocket, Wire, until
 from tests.serving import RunningServer
 
@@ -187,6 +188,19 @@ def test_what_a_kernel_is_started_with(http: httpx.Client, tmp_path: Path) -> No
     http.delete(f"/api/kernels/{kernel}").raise_for_status()
 
 
+def test_a_kernel_does_not_see_the_secrets_of_the_server(
+    http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Code that prints its environment stores no secret in the log, unless the caller gave it one."""
+    monkeypatch.setenv("HIMALIA_TOKEN", "the-token-of-the-server")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "the-key-of-the-server")
+    kernel = started(http, env={"AWS_SECRET_ACCESS_KEY": "the-key-of-ann"})
+    text = printed(run(http, kernel, "import os; print(dict(os.environ))"))
+    assert "the-key-of-ann" in text and "of-the-server" not in text
+    assert "of-the-server" not in http.get(f"/topics/kernels.{kernel}/messages").text
+    http.delete(f"/api/kernels/{kernel}").raise_for_status()
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -279,12 +293,23 @@ def test_wait_answers_with_the_result(http: httpx.Client, kernel: str) -> None:
     assert (good["status"], printed(good), good["error"]) == ("ok", "a\nb\n", None)
     assert good["kernel_id"] == kernel and good["code"] == "print('a'); print('b')"
     assert good["queued_us"] <= good["sent_us"] <= good["started_us"] <= good["finished_us"]
+
     bad = run(http, kernel, "1 / 0")
     assert (bad["status"], bad["error"]["ename"]) == ("error", "ZeroDivisionError")
     assert bad["outputs"][-1]["output_type"] == "error" and bad["error"]["traceback"]
     assert bad.keys() == good.keys() and bad["execution_count"] == good["execution_count"] + 1
     for result in (good, bad, good):
         assert execution(http, kernel, result["request_id"]) == result
+
+
+def test_a_short_execution_has_its_duration(serve: Serve) -> None:
+    """Busy and idle of a short cell are often committed together; the duration is the kernel's own."""
+    with serve(auth=False).http() as http:
+        kernel = started(http)
+        ran_us = [run(http, kernel, "import time; time.sleep(0.02)")["run_us"] for _ in range(10)]
+        sum_s = scraped(http)["himalia_kernel_execution_seconds_sum"]
+    assert min(ran_us) >= 20_000
+    assert sum_s == pytest.approx(sum(ran_us) / 1e6, rel=0.01)
 
 
 def test_a_running_request_can_be_read(http: httpx.Client, kernel: str, tmp_path: Path) -> None:
@@ -503,9 +528,8 @@ def test_rights(serve: Serve, tmp_path: Path) -> None:
         "guest": 'execute = ["kernels.k1"]\nsubscribe = ["kernels.k1"]',
         "shop": 'publish = [">"]\nmanage = [">"]',
     }
-    keys = tmp_path / "keys.toml"
-    keys.write_text("\n".join(f'[keys.{name}]\nkey = "{name:x<20}"\n{line}' for name, line in rights.items()))
-    server = serve(keys_file=keys)
+    tables = "\n".join(f'[keys.{name}]\nkey = "{name:x<20}"\n{line}' for name, line in rights.items())
+    server = serve(keys_file=write_keys(tmp_path / "keys.toml", tables))
 
     def ask(name: str, method: str, path: str, body: Any = None) -> httpx.Response:
         with server.http(headers={"X-API-Key": f"{name:x<20}"}) as http:
@@ -644,7 +668,7 @@ def test_attaching_to_all(
         assert answer.status_code == 200
         assert [one["foreign"] for one in answer.json()["attached"]] == [True]
         skipped = {Path(one["connection_file"]).name: one["reason"] for one in answer.json()["skipped"]}
-        assert "nobody listens" in skipped["kernel-gone.json"]
+        assert "nothing listens" in skipped["kernel-gone.json"]
         assert "not a kernel's connection file" in skipped["kernel-odd.json"]
         refused = http.post("/api/kernels/attach", json={"connection_file": "gone"})
         assert error_of(refused) == (409, "KERNEL_UNAVAILABLE")
@@ -711,6 +735,7 @@ def test_what_kernels_do_is_counted_and_never_taken_back(serve: Serve) -> None:
     assert last["himalia_kernel_requests_totalok"] == 2 and last["himalia_kernel_requests_totalerror"] == 1
     assert last["himalia_kernel_messages_totalstream"] == 2
     assert last["himalia_kernel_faults_totalbad_signature"] == 0
+    assert last["himalia_kernel_execution_seconds_count"] == 3
     assert last["himalia_kernel_routing_seconds_count"] > 10
     assert last["himalia_kernel_routing_seconds_bucket+Inf"] == last["himalia_kernel_routing_seconds_count"]
     for earlier, later in pairwise(seen):
@@ -821,7 +846,8 @@ def test_a_kernel_that_is_being_started_when_the_server_stops_is_not_left_behind
 
 def test_a_second_ctrl_c_leaves_kernels_to_their_keepers(serve: Serve, tmp_path: Path) -> None:
     """A kernel that does not end holds nobody up; its keeper ends it when its lease is over."""
-    server = serve(auth=False, shutdown_s=60, kernel_keep_s=1)
+    # Both leases: it may be suspended before it has said idle.
+    server = serve(auth=False, shutdown_s=60, kernel_keep_s=1, kernel_busy_keep_s=1)
     with server.http() as http:
         kernel = started(http)
         pid = http.get(f"/api/kernels/{kernel}").json()["pid"]

@@ -18,6 +18,8 @@ import pytest
 from websockets.exceptions import InvalidStatus
 
 from himalia import settings as settings_module
+from himalia.errors import TooManyReaders
+from himalia.server.identity import Principal
 from tests.server.raw import RawWebSocket, Wire, frame, handshake, until
 from tests.serving import DEADLINE_S, RunningServer, ask, hear, message, say
 
@@ -67,10 +69,10 @@ async def test_message_bytes_max_is_the_largest_payload(serve: Serve) -> None:
 
 
 async def test_headers_bytes_max_is_the_largest_headers(serve: Serve) -> None:
-    """Headers are limited as JSON, with the publisher's stamp in them."""
+    """Headers are limited as JSON, with the stamps of the server in them."""
     server = serve(auth=False, headers_bytes_max=100)
     server.create("orders")
-    empty = len(json.dumps({"a": "", "publisher": "anonymous"}, separators=(",", ":")))
+    empty = len(json.dumps({"a": "", "publisher": "anonymous", "caller": "anonymous"}, separators=(",", ":")))
     fits, too_large = {"a": "x" * (100 - empty)}, {"a": "x" * (101 - empty)}
     async with server.connect() as ws:
         for headers, expected in ((fits, "ack"), (too_large, "error")):
@@ -129,6 +131,35 @@ def test_the_body_of_any_other_call_is_limited_by_message_bytes_max(serve: Serve
         answer = http.post("/topics", content=large(), headers={"Content-Type": "application/json"})
         assert (answer.status_code, code_of(answer)) == (413, "MESSAGE_TOO_LARGE")
         assert http.post("/topics", json={"name": "orders"}).status_code == 201
+
+
+@pytest.mark.parametrize("kind", ["list", "long list", "lines with a producer"])
+def test_bulk_messages_max_is_the_most_of_a_body_that_is_stored_whole(serve: Serve, kind: str) -> None:
+    """One more is MESSAGE_TOO_LARGE and stores nothing; NDJSON that is stored as it comes in has any number."""
+    server = serve(auth=False, bulk_messages_max=1000)
+    server.create("orders")
+    message = json.dumps({"payload": "x" * (1000 if kind == "long list" else 1)})
+    lines = kind == "lines with a producer"
+    path = "/topics/orders/messages" + ("?producer=p&sequence=1" if lines else "")
+    headers = NDJSON if lines else {"Content-Type": "application/json"}
+    with server.http() as http:
+        for count, status in ((1001, 413), (1000, 200)):
+            content = f"{message}\n" * count if lines else f"[{','.join([message] * count)}]"
+            answer = http.post(path, content=content, headers=headers)
+            assert answer.status_code == status, answer.text
+        assert http.get("/topics").json()["topics"][0]["messages"] == 1000
+        answer = http.post("/topics/orders/messages", content=f"{message}\n" * 2500, headers=NDJSON)
+        assert answer.json()["count"] == 2500
+
+
+def test_bodies_bytes_max_is_the_most_that_is_received_at_a_time(serve: Serve) -> None:
+    """A body that could never be received does not wait for room. The others do: see test_request_body.py."""
+    server = serve(auth=False, bodies_bytes_max=1_000_000)
+    server.create("orders")
+    with server.http() as http:
+        for size, status in ((800_000, 200), (1_000_000, 413)):
+            answer = http.post("/topics/orders/messages", json={"payload": "x" * size})
+            assert answer.status_code == status
 
 
 # Counts
@@ -227,6 +258,25 @@ def test_topics_max_is_the_number_of_topics(serve: Serve) -> None:
         assert answer.headers["retry-after"]
         http.delete("/topics/a")
         assert http.post("/topics", json={"name": "c"}).status_code == 201
+
+
+def test_producers_max_is_the_number_of_one_callers_producers(serve: Serve) -> None:
+    """One name more, in any topic, is 429 TOO_MANY_PRODUCERS and stores nothing; names that are known go on."""
+    server = serve(auth=False, producers_max=2)
+    server.create("a", "b")
+    with server.http() as http:
+
+        def publish(topic: str, producer: str, sequence: int) -> httpx.Response:
+            query: dict[str, str | int] = {"producer": producer, "sequence": sequence}
+            return http.post(f"/topics/{topic}/messages", params=query, json=[{"payload": 1}])
+
+        assert [publish(topic, "p", 1).status_code for topic in ("a", "b")] == [200, 200]
+        answer = publish("a", "q", 1)
+        assert (answer.status_code, code_of(answer)) == (429, "TOO_MANY_PRODUCERS")
+        assert publish("a", "p", 2).json()["duplicates"] == 0
+        assert [topic["messages"] for topic in http.get("/topics").json()["topics"]] == [2, 1]
+        http.delete("/topics/b").raise_for_status()
+        until(lambda: publish("a", "q", 1).status_code == 200)
 
 
 async def test_topic_length_max_is_the_longest_name(serve: Serve) -> None:
@@ -416,13 +466,15 @@ def test_write_buffer_bytes_and_chunk_bytes_bound_what_waits_for_a_slow_peer(ser
 
 def test_handshake_timeout_s_does_not_end_a_request_that_has_begun(serve: Serve) -> None:
     """The limit is on the head of a request; a body, or an open WebSocket, may take its time."""
-    server = serve(auth=False, handshake_timeout_s=0.1)
-    with Wire(server.port) as slow, Wire(server.port) as silent, RawWebSocket(server) as raw:
-        slow.send(b"POST /topics HTTP/1.1\r\nHost: localhost\r\nContent-Length: 17\r\n")
-        slow.send(b"Content-Type: application/json\r\n\r\n")
-        assert silent.until_end() == b""  # meanwhile the limit has passed
-        silent = Wire(server.port)
-        assert silent.until_end() == b""
+    # So long that a busy machine sends a head in it; each head is sent as soon as its connection is open.
+    server = serve(auth=False, handshake_timeout_s=2)
+    with RawWebSocket(server) as raw, Wire(server.port) as slow:
+        slow.send(
+            b"POST /topics HTTP/1.1\r\nHost: localhost\r\nContent-Length: 17\r\n"
+            b"Content-Type: application/json\r\n\r\n"
+        )
+        with Wire(server.port) as silent:
+            assert silent.until_end() == b""  # the limit has passed for all three
         slow.send(b'{"name":"orders"}')
         assert slow.response()[0] == 201
         assert raw.is_alive()
@@ -447,3 +499,65 @@ def test_a_handshake_is_answered_within_the_same_limits_on_every_connection(serv
                 wire.send(handshake(server.port))
                 assert wire.response()[0] == 503
         assert raw.is_alive()
+
+
+def test_readers_max_refuses_more_readers_by_name(serve: Serve) -> None:
+    """The answer says which limit it is, and there is room again when a reader has gone."""
+    server = serve(auth=False, readers_max=1)
+    server.create("orders")
+    path = "/topics/orders/messages"
+    with Wire(server.port, receive_bytes=4096) as slow, server.http() as http:
+        line = json.dumps({"payload": "x" * 100_000}) + "\n"
+        http.post(path, content=line * 200, headers=NDJSON).raise_for_status()
+        slow.send(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAccept: application/x-ndjson\r\n\r\n".encode())
+        until(lambda: server.on_loop(lambda: server.broker.readers) == 1)
+        refused = http.get(path, params={"limit": 1})
+        assert (refused.status_code, code_of(refused)) == (503, "TOO_MANY_READERS")
+        assert "readers_max" in refused.json()["error"]["message"]
+        slow.socket.close()
+        until(lambda: http.get(path, params={"limit": 1}).status_code == 200)
+
+
+def test_one_caller_does_not_take_all_places_for_readers(serve: Serve) -> None:
+    """The last ones are for callers that have none, one for each."""
+    broker = serve(auth=False, readers_max=16).broker
+    greedy, modest, other = (Principal(name, {}) for name in ("key:greedy", "key:modest", "key:other"))
+    for _ in range(14):
+        broker.admit_reader(greedy)
+    with pytest.raises(TooManyReaders, match=r"14 of them of 'key:greedy'.*readers_max"):
+        broker.admit_reader(greedy)
+    broker.admit_reader(modest)
+    with pytest.raises(TooManyReaders):
+        broker.admit_reader(modest)
+    broker.admit_reader(other)
+    with pytest.raises(TooManyReaders):
+        broker.admit_reader(Principal("key:late", {}))
+    for caller, count in ((greedy, 14), (modest, 1), (other, 1)):
+        for _ in range(count):
+            broker.release_reader(caller)
+    assert broker.readers == 0
+
+
+# Tables
+
+
+async def granted(server: RunningServer, *callers: str) -> int:
+    """How many of these callers get a slot for a query at once."""
+    slots = server.broker.tables._slots
+    waiting = [asyncio.ensure_future(slots.acquire(caller, 60)) for caller in callers]
+    await asyncio.sleep(0.05)
+    count = sum(one.done() for one in waiting)
+    for one in waiting:
+        one.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    return count
+
+
+async def test_queries_max_is_how_many_run_at_a_time(serve: Serve) -> None:
+    """Queries of tables beyond the limit wait, for every caller."""
+    assert await granted(serve(auth=False, queries_max=2, queries_per_caller=1), "a", "b", "c") == 2
+
+
+async def test_queries_per_caller_leaves_slots_to_others(serve: Serve) -> None:
+    """One caller runs as many queries as it may have, and the rest of the slots stay free."""
+    assert await granted(serve(auth=False, queries_max=3, queries_per_caller=1), "a", "a", "b") == 2

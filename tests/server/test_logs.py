@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from himalia.server.logs import HideCancelled, HideTokens, JsonLines
+from himalia.server.logs import HideCancelled, HideTokens, JsonLines, TextLines
 from tests.server.process import ServerProcess
 from tests.server.raw import RawWebSocket, frame
 from tests.serving import RunningServer, message
@@ -102,6 +102,14 @@ def test_a_token_in_an_address_is_hidden(text: str, arguments: tuple[Any, ...], 
     assert given.getMessage() == expected
 
 
+@pytest.mark.parametrize("query", ["token=secret", "api_key=secret", "%74oken=secret", "a=1&KEY=secret"])
+def test_lines_of_uvicorn_have_no_query(query: str) -> None:
+    """A key under a name that nothing looks for is a key all the same."""
+    given = record('%s - "WebSocket %s" %d', "1.2.3.4", f"/ws?{query}", 401, name="uvicorn.error")
+    assert HideTokens().filter(given)
+    assert given.getMessage() == '1.2.3.4 - "WebSocket /ws?..." 401'
+
+
 def test_times_for_programs_are_in_utc_wherever_the_server_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A line says when in a way that needs no knowledge of the machine."""
     monkeypatch.setenv("TZ", "America/New_York")
@@ -125,6 +133,45 @@ def test_an_exception_is_one_line_of_json() -> None:
     line = json.loads(text)
     assert (line["message"], line["topic"]) == ("failed", "orders")
     assert "ValueError: some" in line["exception"]
+
+
+FORGED = "viewer\n2026-01-01 00:00:00,000 INFO    himalia.server: all is well"
+
+
+@pytest.mark.parametrize("mark", ["\n", "\r", "\x1b[2J", "\x85", "\u2028", "\u202e", "\x00", "\ud800"])
+def test_a_line_for_people_is_one_line(mark: str) -> None:
+    """Nothing that a client has put into a name begins a line, or reaches the terminal of whoever reads the log."""
+    text = TextLines("%(levelname)s %(message)s").format(record("of %s", f"a{mark}b"))
+    assert text == "INFO of a" + mark.encode("unicode_escape").decode() + "b"
+    assert text.isprintable()
+
+
+def test_a_traceback_is_indented() -> None:
+    """What an exception says cannot look like a line of the log either."""
+    try:
+        raise ValueError(FORGED)
+    except ValueError:
+        given = record("failed", exc_info=sys.exc_info())
+    first, *others = TextLines("%(message)s").format(given).splitlines()
+    assert first == "failed" and all(line.startswith("    ") for line in others)
+
+
+@pytest.mark.slow
+def test_a_client_cannot_forge_a_line(tmp_path: Path) -> None:
+    """At debug, where client ids are logged, every line begins with the server's own time and level."""
+    with ServerProcess(tmp_path, "--log-level", "debug") as server:
+        server.create("orders")
+        with RawWebSocket(server) as viewer:
+            viewer.ask(type="subscribe", topic="orders", client_id=FORGED)
+            viewer.ask(type="publish", topic="orders", client_id=FORGED, message=message(1))
+            viewer.send(frame(json.dumps({"type": FORGED}).encode()))
+            viewer.hear()
+        assert server.stop() == 0
+        lines = server.stderr().splitlines()
+    assert any("all is well" in line for line in lines)
+    start = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (DEBUG|INFO)    ?himalia|\d{4}.* uvicorn")
+    assert [line for line in lines if not start.match(line)] == []
+    assert [line for line in lines if line.startswith("2026-01-01 00:00:00,000")] == []
 
 
 def test_what_was_cancelled_at_the_end_is_not_told_with_a_traceback() -> None:

@@ -34,6 +34,7 @@ def scraped(http: httpx.Client) -> dict[str, float]:
 @pytest.fixture
 def orders(server: RunningServer) -> RunningServer:
     server.create("orders")
+    server.wait_for_audit()
     return server
 
 
@@ -125,9 +126,10 @@ def test_drops_lag_and_queues_of_slow_subscribers_show(serve: Serve) -> None:
     line = json.dumps({"payload": "x" * 10_000}) + "\n"
     with RawWebSocket(server, receive_bytes=4096) as raw, server.http() as http:
         raw.ask(type="subscribe", topic="orders", client_id="v", limit=10)
-        while scraped(http)["himalia_lag_records"] <= 20:
+        now = scraped(http)
+        while now["himalia_lag_records"] <= 20 or not now["himalia_queue_bytes"]:
             http.post("/topics/orders/messages", content=line * 500, headers=NDJSON).raise_for_status()
-        assert scraped(http)["himalia_queue_bytes"] > 0
+            now = scraped(http)
         dropped = 0
         while not dropped:
             heard = raw.hear()

@@ -211,7 +211,7 @@ def test_publishing_one_message(http: httpx.Client) -> None:
     }
     (record,) = http.get("/topics/orders/messages").json()["messages"]
     assert record["message"]["payload"] == {"sku": "A"}
-    assert record["message"]["headers"] == {"source": "shop", "publisher": "anonymous"}
+    assert record["message"]["headers"] == {"source": "shop", "publisher": "anonymous", "caller": "anonymous"}
     assert uuid.UUID(record["message"]["id"]).version == 4
 
 
@@ -490,6 +490,19 @@ def test_a_read_of_another_epoch_is_refused(http: httpx.Client) -> None:
     assert payloads(http, epoch=epoch) == [1]
     answer = http.get("/topics/orders/messages", params={"epoch": "other"})
     assert error_of(answer) == (409, "EPOCH_CHANGED")
+
+
+def test_an_offset_beyond_the_end_reads_nothing_and_stays(http: httpx.Client) -> None:
+    """A poller that is ahead of the log gets no earlier record, now or by following ``next``."""
+    post(http, [{"payload": i} for i in range(2)])
+    at = 4
+    for expected in ([], [], [4, 5]):
+        page = http.get("/topics/orders/messages", params={"from": at}).json()
+        assert [one["offset"] for one in page["messages"]] == expected
+        at = page["next"]
+        post(http, [{"payload": 0}, {"payload": 1}])
+    assert at == 6
+    assert payloads(http, **{"from": 999_999, "limit": 1}) == []
 
 
 def test_json_is_read_in_pages(http: httpx.Client) -> None:

@@ -253,7 +253,9 @@ def test_half_a_frame_does_not_disturb_the_closing_handshake(serve: Serve) -> No
         assert raw.is_alive()
         raw.send(whole[:50])
         until(
-            lambda: server.on_loop(lambda: any(c.channel._protocol._rest for c in server.broker.connections))
+            lambda: server.on_loop(
+                lambda: any(c.channel._protocol._parser.kept_bytes for c in server.broker.connections)
+            )
         )
         server.on_loop(lambda: [c.shut(1012, "bye") for c in list(server.broker.connections)])
         opcode, payload = raw.next_frame()

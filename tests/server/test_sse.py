@@ -201,6 +201,15 @@ def test_an_offset_of_another_epoch_is_told_as_a_gap(orders: RunningServer) -> N
         assert stream.next()["offset"] == 0
 
 
+@pytest.mark.parametrize("options", [{"from": 3}, {"headers": {"Last-Event-ID": "2"}}], ids=repr)
+def test_an_offset_beyond_the_end_is_waited_for(orders: RunningServer, options: dict[str, Any]) -> None:
+    """A stream that begins beyond the end sends no earlier record: its first event is the one asked for."""
+    publish(orders, 0)
+    with Stream(orders, **options) as stream:
+        publish(orders, 1, 2, 3, 4)
+        assert [stream.next()["offset"] for _ in range(2)] == [3, 4]
+
+
 def test_a_heartbeat_comes_when_nothing_else_does(serve: Serve) -> None:
     """A comment keeps the way open, and tells proxies and readers that the server is there."""
     server = serve(auth=False, heartbeat_s=0.1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +15,8 @@ import pytest
 from himalia.client import Client, SyncClient
 from himalia.errors import BadQuery, Forbidden, TableNotFound
 from himalia.server import querying
+from himalia.server.query_slots import QuerySlots
+from tests.server.identity.callers import write_keys
 from tests.serving import RunningServer
 from tests.tables.sample import write_sample
 
@@ -72,7 +73,7 @@ def test_what_tables_there_are(http: httpx.Client) -> None:
     tables = {table["name"]: table for table in http.get("/tables").json()["tables"]}
     assert list(tables)[:3] == ["messages", "iopub", "executions"]
     assert (tables["messages"]["rows"], tables["executions"]["rows"]) == (30, 7)
-    assert {"name": "run_ms", "type": "double", "description": "from started to finished"} in tables[
+    assert {"name": "queue_ms", "type": "double", "description": "from queued to started"} in tables[
         "executions"
     ]["columns"]
 
@@ -128,8 +129,7 @@ def test_tables_need_the_right_to_read_everything(
     serve: Callable[..., RunningServer], warehouse: Path, tmp_path: Path
 ) -> None:
     """They hold every topic, so a key that may read some topics only sees none of them, nor their names."""
-    (tmp_path / "keys.toml").write_text(KEYS)
-    server = serve(keys_file=tmp_path / "keys.toml", kernels=False, warehouse=warehouse)
+    server = serve(keys_file=write_keys(tmp_path / "keys.toml", KEYS), kernels=False, warehouse=warehouse)
     with server.http() as http:
         for path in ("/tables", "/tables/messages", "/tables/nope"):
             assert error_of(http.get(path)) == (401, "UNAUTHORIZED")
@@ -161,7 +161,7 @@ def test_a_slow_query_is_ended_and_holds_nobody_up(
     """While as many queries as may run do not end, messages are published as ever; then each is told, and the next is
     answered."""
     monkeypatch.setattr(querying, "TIME_S", 3.0)
-    server = serve(auth=False, kernels=False, warehouse=warehouse)
+    server = serve(auth=False, kernels=False, warehouse=warehouse, queries_max=2)
     server.create("orders")
     answers: list[tuple[int, str]] = []
 
@@ -169,7 +169,7 @@ def test_a_slow_query_is_ended_and_holds_nobody_up(
         with server.http() as http:
             answers.append(error_of(http.get("/tables/messages", params={"where": ENDLESS})))
 
-    threads = [threading.Thread(target=ask) for _ in range(querying.QUERIES_MAX)]
+    threads = [threading.Thread(target=ask) for _ in range(2)]
     for thread in threads:
         thread.start()
     slowest = 0.0
@@ -180,7 +180,7 @@ def test_a_slow_query_is_ended_and_holds_nobody_up(
             slowest = max(slowest, time.monotonic() - began)
         for thread in threads:
             thread.join()
-        assert answers == [(422, "QUERY_TOO_LARGE")] * querying.QUERIES_MAX
+        assert answers == [(422, "QUERY_TOO_LARGE")] * 2
         assert slowest < 2.0
         assert http.get("/tables/messages").status_code == 200
 
@@ -191,12 +191,59 @@ def test_one_query_too_many_waits_and_is_told(
 ) -> None:
     """It is not queued for ever."""
     server = serve(auth=False, kernels=False, warehouse=warehouse)
-    server.broker.tables._slots = asyncio.Semaphore(0)
+    server.broker.tables._slots = QuerySlots(total=0, per_caller=1)
     monkeypatch.setattr(querying, "TIME_S", 0.2)
     with server.http() as http:
         response = http.get("/tables/messages")
     assert error_of(response) == (422, "QUERY_TOO_LARGE")
     assert "busy with other queries" in response.json()["error"]["message"]
+
+
+@pytest.mark.slow
+def test_one_callers_slow_queries_hold_up_no_other(
+    serve: Callable[..., RunningServer], warehouse: Path, tmp_path: Path
+) -> None:
+    """While six slow queries of a caller run or wait, tables are listed, and another caller is answered."""
+    keys = tmp_path / "keys.toml"
+    keys.write_text(KEYS + KEYS.replace("reader", "other").partition("[keys.partial]")[0])
+    keys.chmod(0o600)
+    server = serve(keys_file=keys, kernels=False, warehouse=warehouse)
+
+    def ask(key: str, path: str, **params: str) -> httpx.Response:
+        with server.http() as http:
+            return http.get(path, params=params, headers={"Authorization": f"Bearer {key}"})
+
+    ended: list[tuple[int, str]] = []
+
+    def ask_slowly() -> None:
+        ended.append(error_of(ask("reader-0123456789", "/tables/messages", where=ENDLESS)))
+
+    slow = [threading.Thread(target=ask_slowly) for _ in range(6)]
+    for thread in slow:
+        thread.start()
+    deadline = time.monotonic() + 20
+    while server.on_loop(lambda: len(server.broker.tables._asking)) < 2:
+        assert time.monotonic() < deadline
+    answers = [
+        ask("reader-0123456789", "/tables"),
+        ask("other-0123456789", "/tables"),
+        ask("other-0123456789", "/tables/messages", limit="1"),
+    ]
+    assert [answer.status_code for answer in answers] == [200] * 3
+    assert not ended
+    server.stop()
+    for thread in slow:
+        thread.join(20)
+    assert ended == [(503, "SHUTTING_DOWN")] * 6
+
+
+@pytest.mark.slow
+def test_a_query_that_takes_all_memory_is_told(http: httpx.Client) -> None:
+    """The operating system stops it, and the next is answered."""
+    response = http.get("/tables/messages", params={"where": "length(repeat('x', 1000000000)) > 1"})
+    assert error_of(response) == (422, "QUERY_TOO_LARGE")
+    assert "more memory than it may have" in response.json()["error"]["message"]
+    assert http.get("/tables/messages").status_code == 200
 
 
 @pytest.mark.slow

@@ -179,6 +179,22 @@ def test_tracing_is_off_unless_asked_for(server: RunningServer, exporter: InMemo
     assert [span.name for span in exporter.get_finished_spans() if span.name.startswith("publish")] == []
 
 
+def test_no_span_has_a_key(serve: Callable[..., RunningServer], exporter: InMemorySpanExporter) -> None:
+    """Only the spans that are documented leave the process: those of the web framework have the whole address."""
+    key = "correct-horse-battery-staple"
+    server = serve(token=key, tracing=True)
+    server.create("orders")
+    exporter.clear()
+    with server.http() as http:
+        http.post("/topics/orders/messages", params={"token": key}, json={"payload": 1}).raise_for_status()
+        http.get("/topics/orders/messages", params={"token": key, "since": "x"})
+        http.get("/", params={"token": key})
+        http.get("/topics", params={"token": f"{key}-wrong"})
+    found = until(exporter.get_finished_spans)
+    assert {span.instrumentation_scope.name for span in found if span.instrumentation_scope} == {"himalia"}
+    assert not any(key in span.to_json() for span in found)
+
+
 def test_a_request_to_a_kernel_is_a_span(
     traced: RunningServer, spans: Callable[..., list[ReadableSpan]]
 ) -> None:

@@ -6,33 +6,28 @@ import ast
 import asyncio
 import inspect
 import json
+import struct
 import textwrap
 from collections.abc import Callable, Iterator
 from importlib.metadata import requires, version
 from typing import Any
 
 import pytest
-import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
 from websockets.server import ServerProtocol
 
+from himalia.pubsub.turns import Turns
 from himalia.server import uvicorn_protocol
+from himalia.server.frame_parser import FRAMES_BETWEEN_LOOKS
 from himalia.server.uvicorn_protocol import (
     EXTENSION,
     DirectChannel,
-    HttpProtocol,
     WebSocketProtocol,
-    http_protocol,
 )
-from tests.server.raw import BINARY, CONT, PING, TEXT, RawWebSocket, Wire, frame, handshake, until
+from tests.server.attached import HANDSHAKE, Attached, Listener, Recorder, config_of
+from tests.server.raw import BINARY, CLOSE, CONT, PING, TEXT, RawWebSocket, Wire, frame, handshake, until
 from tests.serving import RunningServer
-
-PAIRS: list[tuple[type, type]] = [
-    (WebSocketProtocol, WebSocketsSansIOProtocol),
-    (HttpProtocol, HttpToolsProtocol),
-]
 
 
 @pytest.mark.parametrize(("package", "pinned"), [("uvicorn", "0.54"), ("websockets", "17")])
@@ -44,75 +39,20 @@ def test_the_version_is_pinned_to_the_one_that_was_read(package: str, pinned: st
     assert version(package).startswith(f"{pinned}.")
 
 
-@pytest.mark.parametrize(("ours", "theirs"), PAIRS, ids=lambda cls: cls.__name__)
-def test_every_method_that_is_replaced_is_there_with_the_same_arguments(ours: type, theirs: type) -> None:
+def test_every_method_that_is_replaced_is_there_with_the_same_arguments() -> None:
     """A method that uvicorn no longer calls, or calls otherwise, would be replaced in vain."""
     replaced = {
-        "WebSocketProtocol": {
-            "run_asgi",
-            "data_received",
-            "send_receive_event_to_app",
-            "pause_writing",
-            "resume_writing",
-            "connection_lost",
-        },
-        "HttpProtocol": {
-            "connection_made",
-            "connection_lost",
-            "data_received",
-            "on_message_begin",
-            "on_headers_complete",
-        },
-    }[ours.__name__]
-    functions = {name for name, member in vars(ours).items() if inspect.isfunction(member)}
-    assert {name for name in functions if hasattr(theirs, name)} == replaced
+        "run_asgi",
+        "data_received",
+        "pause_writing",
+        "resume_writing",
+        "connection_lost",
+    }
+    functions = {name for name, member in vars(WebSocketProtocol).items() if inspect.isfunction(member)}
+    assert {name for name in functions if hasattr(WebSocketsSansIOProtocol, name)} == replaced
     for name in replaced:
-        mine, other = (inspect.signature(getattr(cls, name)).parameters for cls in (ours, theirs))
-        assert list(mine) == list(other), name
-
-
-class Recorder:
-    """A transport that keeps what is written to it."""
-
-    def __init__(self) -> None:
-        self.written: list[bytes] = []
-        self.closing = False
-        self.reading = True
-
-    def write(self, data: bytes) -> None:
-        self.written.append(data)
-
-    def close(self) -> None:
-        self.closing = True
-
-    def is_closing(self) -> bool:
-        return self.closing
-
-    def get_extra_info(self, name: str) -> Any:
-        return None
-
-    def pause_reading(self) -> None:
-        self.reading = False
-
-    def resume_reading(self) -> None:
-        self.reading = True
-
-    def set_write_buffer_limits(self, high: int) -> None: ...
-
-    def set_protocol(self, protocol: Any) -> None: ...
-
-
-async def accepting(scope: Any, receive: Any, send: Any) -> None:
-    assert (await receive())["type"] == "websocket.connect"
-    await send({"type": "websocket.accept"})
-    while (await receive())["type"] != "websocket.disconnect":
-        pass
-
-
-def config_of(app: Any = accepting) -> uvicorn.Config:
-    config = uvicorn.Config(app, ws=WebSocketProtocol, lifespan="off", log_config=None, ws_max_size=1000)
-    config.load()
-    return config
+        ours, theirs = (getattr(cls, name) for cls in (WebSocketProtocol, WebSocketsSansIOProtocol))
+        assert list(inspect.signature(ours).parameters) == list(inspect.signature(theirs).parameters), name
 
 
 def attributes_used(cls: type, names: tuple[str, ...] = ("self",)) -> set[str]:
@@ -130,9 +70,8 @@ async def test_every_attribute_that_is_used_is_there() -> None:
     from_the_handshake = {"scope", "request", "response"}
     protocol = WebSocketProtocol(config, ServerState(), {})
     used = attributes_used(WebSocketProtocol) | attributes_used(DirectChannel, ("protocol",))
-    assert {name for name in used - from_the_handshake if not hasattr(protocol, name)} == set()
-    http = http_protocol(1.0)(config, ServerState(), {})
-    assert {name for name in attributes_used(HttpProtocol) if not hasattr(http, name)} == set()
+    theirs = used - from_the_handshake - set(WebSocketProtocol.__annotations__)
+    assert {name for name in theirs if not hasattr(protocol, name)} == set()
     source = inspect.getsource(WebSocketsSansIOProtocol.handle_connect)
     assert all(f"self.{name}" in source for name in from_the_handshake)
 
@@ -141,14 +80,8 @@ def test_every_method_of_websockets_that_is_used_is_there() -> None:
     """The parser below has the calls and the attributes that we rely on."""
     connection = ServerProtocol()
     source = inspect.getsource(uvicorn_protocol)
-    for name in ("handshake_exc", "data_to_send", "send_ping", "send_close"):
+    for name in ("handshake_exc", "data_to_send", "send_ping", "send_close", "current_size"):
         assert f"self.conn.{name}" in source and hasattr(connection, name)
-
-
-HANDSHAKE = (
-    b"GET /ws HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-    b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
-)
 
 
 async def test_uvicorn_offers_its_scope_before_the_application_runs() -> None:
@@ -186,26 +119,102 @@ async def test_uvicorn_writes_whole_frames() -> None:
     await task
 
 
-async def test_the_parser_gives_fragments_and_binary_messages_to_the_method_that_is_replaced(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """``send_receive_event_to_app`` gets whole messages in ``frames`` and their kind beside it."""
-    given: list[tuple[str, bytes]] = []
+# Turns
 
-    def take(self: Any) -> None:
-        given.append((self.curr_msg_data_type, b"".join(self.frames)))
-        self.frames = []
 
-    monkeypatch.setattr(WebSocketsSansIOProtocol, "send_receive_event_to_app", take)
-    protocol = WebSocketsSansIOProtocol(config_of(), ServerState(), {})
-    protocol.connection_made(Recorder())  # type: ignore[arg-type]
-    protocol.data_received(HANDSHAKE)
+class Steps:
+    """A clock that moves by one second whenever it is read."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1
+        return self.now
+
+
+FLOODS = {
+    "empty fragments": frame(b"", TEXT, fin=False) + frame(b"", CONT, fin=False) * 9_999,
+    "pings": frame(b"x", PING) * 10_000,
+    "messages": frame(b"x", TEXT) * 10_000,
+    "binary messages": frame(b"x", BINARY) * 10_000,
+    "binary fragments": (frame(b"x", BINARY, fin=False) + frame(b"", CONT)) * 5_000,
+}
+
+
+@pytest.mark.parametrize("flood", FLOODS.values(), ids=FLOODS.keys())
+async def test_a_read_of_very_many_frames_is_parsed_in_turns(flood: bytes) -> None:
+    """One read holds the loop for a few frames only; nothing more is read before it is parsed, and nothing is lost."""
+    attached = await Attached.make(config_of(), Turns(0.5, Steps()))
+    protocol, transport = attached.protocol, attached.transport
+    protocol.data_received(flood + frame(b"the end", PING))
+    assert protocol._parser is not None and not transport.reading
+    turns, left = 0, protocol._parser.kept_bytes
+    assert left > len(flood) * 0.99
+    while not transport.reading:
+        await asyncio.sleep(0)
+        turns += 1
+        assert 0 <= left - protocol._parser.kept_bytes < len(flood) * 0.01
+        left = protocol._parser.kept_bytes
+    assert turns > 100
+    assert transport.written[-1].endswith(b"\x8a\x07the end")
+    assert len(attached.listener.received) in (0, 5_000, 10_000)
+    await attached.end()
+
+
+async def test_a_connection_on_hold_is_not_parsed() -> None:
+    """What was read before the pause stays where it is until the connection resumes, and is then parsed in order."""
+    attached = await Attached.make(config_of(), Turns())
+    protocol, listener = attached.protocol, attached.listener
+
+    def receive(data: bytes) -> None:
+        listener.received.append(("text", data))
+        if len(listener.received) == 10:
+            protocol.pause_reading()
+
+    listener.receive = receive  # type: ignore[method-assign]
+    protocol.data_received(b"".join(frame(b"%d" % number) for number in range(1000)))
     for _ in range(5):
         await asyncio.sleep(0)
-    protocol.data_received(frame(b"a", TEXT, fin=False) + frame(b"", PING) + frame(b"b", CONT))
-    protocol.data_received(frame(b"c", BINARY))
-    assert given == [("text", b"ab"), ("bytes", b"c")]
+    assert len(listener.received) == FRAMES_BETWEEN_LOOKS and not attached.transport.reading
+    protocol.resume_reading()
+    while not attached.transport.reading:
+        await asyncio.sleep(0)
+    assert listener.received == [("text", b"%d" % number) for number in range(1000)]
+    await attached.end()
+
+
+async def test_what_comes_before_the_handshake_is_answered_is_not_lost() -> None:
+    """A frame, or half of one, that a client sends without waiting for the answer is parsed once it is accepted."""
+    protocol = WebSocketProtocol(config_of(), ServerState(), {})
+    transport = Recorder()
+    protocol.connection_made(transport)  # type: ignore[arg-type]
+    protocol.data_received(HANDSHAKE)
+    early = frame(b"one") + frame(b"two")
+    protocol.data_received(early[:-1])
+    while not protocol.handshake_complete:
+        await asyncio.sleep(0)
+    listener = Listener()
+    protocol.attach(listener, frame_bytes_max=1000, write_buffer_bytes=1000, turns=Turns())  # type: ignore[arg-type]
+    while not transport.reading:
+        await asyncio.sleep(0)
+    protocol.data_received(early[-1:])
+    assert listener.received == [("text", b"one"), ("text", b"two")]
     protocol.connection_lost(None)
+    await asyncio.gather(*protocol.tasks)
+
+
+async def test_a_flood_after_the_close_frame_is_parsed_in_turns() -> None:
+    """While the server waits for the peer's close frame nothing is received, and a flood holds nothing up."""
+    attached = await Attached.make(config_of(), Turns(0.5, Steps()))
+    protocol = attached.protocol
+    protocol.shut(1008, "SLOW_CONSUMER")
+    protocol.data_received(frame(b"x") * 10_000 + frame(struct.pack("!H", 1008), CLOSE))
+    assert protocol._parser is not None and protocol._parser.kept_bytes > 69_000
+    while not attached.transport.closing:
+        await asyncio.sleep(0)
+    assert attached.listener.received == []
+    await attached.end()
 
 
 # On a real server
@@ -218,7 +227,7 @@ def raw(server: RunningServer) -> Iterator[RawWebSocket]:
 
 
 def the_connection(server: RunningServer) -> Any:
-    return server.on_loop(lambda: next(iter(server.broker.connections)))
+    return server.on_loop(lambda: the_connection_on_loop(server))
 
 
 def test_a_connection_takes_the_quick_way(server: RunningServer, raw: RawWebSocket) -> None:
@@ -246,10 +255,8 @@ def test_an_open_connection_needs_no_task(server: RunningServer, raw: RawWebSock
     assert raw.is_alive()
 
 
-def test_what_is_left_to_uvicorn_leaves_its_parser_between_frames(
-    server: RunningServer, raw: RawWebSocket
-) -> None:
-    """Quick frames and slow ones may come in any order, each whole wherever the reads were cut."""
+def test_frames_of_all_kinds_come_in_any_order(server: RunningServer, raw: RawWebSocket) -> None:
+    """Whole messages, fragments, pings and binary frames are each handled whole, wherever the reads were cut."""
     text = json.dumps({"type": "ping"}).encode()
     kinds = [
         frame(text),
@@ -264,11 +271,11 @@ def test_what_is_left_to_uvicorn_leaves_its_parser_between_frames(
             raw.send(data[at : at + size])
         answers = [raw.hear()["type"] for _ in range(80)]
         assert answers == ["pong", "pong", "error", "pong"] * 20
-    assert server.on_loop(lambda: the_rest(server)) == b""
+    assert server.on_loop(lambda: the_connection_on_loop(server).channel._protocol._parser.kept_bytes) == 0
 
 
-def the_rest(server: RunningServer) -> bytes:
-    return bytes(next(iter(server.broker.connections)).channel._protocol._rest)
+def the_connection_on_loop(server: RunningServer) -> Any:
+    return next(iter(server.broker.connections))
 
 
 def test_flow_control_of_the_transport_reaches_the_channel(serve: Callable[..., RunningServer]) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from random import Random
 
-from tests.spark.traffic import Row, Teller
+from himalia.record import format_ts
+from tests.spark.traffic import NOON_US, Row, Teller
 
 PAUSES_S = (0.0, 0.0, 0.0, 0.001, 1.0, 20.0, 59.9, 60.0, 60.1, 61.0, 200.0)
 TEXTS = ("x", "hällo\n", "", "€" * 400, "0123456789" * 2000, "ab😀c" * 9000)
@@ -62,8 +63,10 @@ def _say(random: Random, teller: Teller, step: str, request_id: str, at: float) 
     match step:
         case "queued" | "sent":
             getattr(teller, step)(request_id, f"code {random.randint(1, 3)}", at=at)
-        case "busy" | "idle" | "comm":
-            getattr(teller, step)(request_id, at=at)
+        case "busy" | "idle":
+            getattr(teller, step)(request_id, at=at, date=_date(random, at))
+        case "comm":
+            teller.comm(request_id, at=at)
         case "input":
             teller.input(request_id, "typed", random.randint(1, 9), at=at)
         case "stream":
@@ -111,3 +114,9 @@ def _say(random: Random, teller: Teller, step: str, request_id: str, at: float) 
             row = teller.stream(request_id, "bare", at=at)
             teller.rows.pop()
             teller.record(row.id, {}, row.value, at)
+
+
+def _date(random: Random, at: float) -> str:
+    """What the kernel's header says: mostly about when it is stored, else an hour off, or no date."""
+    off_s = random.choice((-0.5, -0.02, -0.001, 0.0, 0.9, 1.1, -1.1, 3600.0, -3600.0, None))
+    return "nonsense" if off_s is None else format_ts(NOON_US + round((at + off_s) * 1e6))

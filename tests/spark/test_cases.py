@@ -88,7 +88,21 @@ def orphaned() -> Teller:
     return teller
 
 
-STORIES = (late_output, out_of_order, malformed, created_again, skewed, died, orphaned)
+def asked() -> Teller:
+    """Requests of callers that are known by name: one never ran; and one of an earlier version, without a name."""
+    teller = Teller("asked")
+    teller.event("request_queued", "ran", code="1", caller="key:ann")
+    teller.event("request_queued", "aborted", code="1", caller="key:bob")
+    teller.sent("ran")
+    teller.closed("ran")
+    teller.closed("aborted", "aborted")
+    teller.queued("older")
+    teller.sent("older")
+    teller.closed("older")
+    return teller
+
+
+STORIES = (late_output, out_of_order, malformed, created_again, skewed, died, orphaned, asked)
 
 
 @pytest.fixture(scope="module")
@@ -186,6 +200,13 @@ def test_a_kernel_that_dies_ends_its_requests(folded: Folded) -> None:
     running, waiting = executions(folded, "died")
     assert (running["status"], running["reason"]) == ("died", "the kernel died: signal 9")
     assert (running["run_ms"], waiting["status"], waiting["run_ms"]) == (2000, "died", None)
+
+
+def test_who_asked_is_known_by_name(folded: Folded) -> None:
+    """``username`` is the caller's name, also of a request that was never sent to the kernel."""
+    found = {row["request_id"]: row["username"] for row in executions(folded, "asked")}
+    # The name in what was sent to the kernel is that of the tests' client.
+    assert found == {"ran": "key:ann", "aborted": "key:bob", "older": "hu"}
 
 
 def test_a_message_without_its_request_is_an_orphan_after_60_s(folded: Folded) -> None:

@@ -218,10 +218,13 @@ def foreign_server(body: bytes) -> Iterator[str]:
     ],
 )
 def test_an_answer_of_another_server_is_told(body: bytes) -> None:
-    """Whatever it is that was asked: topics, a time, records, or to store something."""
+    """Whatever it is that was asked: topics, a time, records, or to store something.
+
+    Without a token: with one, a program that does not prove that it knows it is asked nothing else.
+    """
     with foreign_server(body) as url:
-        address = Address(url, "t")
-        reader = BatchReader({"url": url, "token": "t", "subscribe": "x", "retrySeconds": "0"})
+        address = Address(url, None)
+        reader = BatchReader({"url": url, "subscribe": "x", "retrySeconds": "0"})
         rows = iter([batch_of(value=["1"])])
         told = f"^{url} answers 200 like no Himalia server does; check the URL$"
         with pytest.raises(ConnectionFailed, match=told):

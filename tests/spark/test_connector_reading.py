@@ -96,7 +96,7 @@ def test_a_topic_as_a_dataframe(spark: SparkSession, server: RunningServer, publ
         stored = http.get("/topics/shop.orders/messages").json()["messages"][0]
     assert (first.topic, first.offset, first.id) == ("shop.orders", 0, stored["message"]["id"])
     assert first.timestamp.replace(tzinfo=UTC) == datetime.fromisoformat(stored["ts"])
-    assert first.headers == {"source": "shop", "publisher": "token"}
+    assert first.headers == {"source": "shop", "publisher": "token", "caller": "token"}
     assert first.value == '{"sku":"A-17","n":[1,"ü"]}'
     assert (second.offset, second.value) == (1, "null")
 

@@ -313,7 +313,9 @@ def test_a_server_that_restarts_is_waited_for(
 
     def start(port: int) -> RunningServer:
         log = f"sqlite://{tmp_path}/log.db"
-        return RunningServer(Settings(port=port, log=log, token="t", kernels=False, log_level="warning"))
+        return RunningServer(
+            Settings(port=port, log=log, token="the-token-of-a-test", kernels=False, log_level="warning")
+        )
 
     def publish(number: int) -> None:
         with first.http(headers=first.headers) as http:
@@ -326,7 +328,7 @@ def test_a_server_that_restarts_is_waited_for(
         sink,
         tmp_path / "checkpoint",
         url=first.url,
-        token="t",
+        token="the-token-of-a-test",
         subscribe="lasting",
         startingOffsets="earliest",
         trigger="often",

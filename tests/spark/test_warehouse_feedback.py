@@ -15,6 +15,7 @@ from himalia.record import Position
 from himalia.spark.warehouse import feedback as module
 from himalia.spark.warehouse.feedback import Feedback, changed
 from himalia.spark.warehouse.server import Server
+from tests.server.identity.callers import write_keys
 from tests.serving import RunningServer
 
 READER = """
@@ -157,12 +158,11 @@ def test_a_server_that_ended_an_idle_connection_is_asked_again(connected: Server
 def test_without_the_right_it_is_said_once(
     serve: Callable[..., RunningServer], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "keys.toml").write_text(READER)
-    server = serve(keys_file=tmp_path / "keys.toml", kernels=False)
+    server = serve(keys_file=write_keys(tmp_path / "keys.toml", READER), kernels=False)
     feedback = Feedback(Server(server.url, "only-reads-only-reads-only-reads"), "w1")
     with caplog.at_level(logging.WARNING, "himalia.spark"):
         for batch in range(1, 4):
             assert feedback.publish("pipeline.activity", batch, activity(("a", 7, 3))) == 0
             feedback.tell_positions({})
-    [record] = caplog.records
+    [record] = [one for one in caplog.records if one.name.startswith("himalia.spark")]
     assert "manage on 'pipeline.>'" in record.getMessage()

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from himalia.record import parse_ts
 from tests.spark.traffic import Row
 
 IOPUB = ("status", "execution", "stream", "display", "comm")
@@ -54,6 +55,13 @@ class Record:
         if self.is_iopub and self.msg_type == "status" and self.text("execution_state") == "idle":
             return "idle"
         return None
+
+    @property
+    def header_us(self) -> int | None:
+        try:
+            return parse_ts(json.loads(self.row.value)["header"]["date"])
+        except (ValueError, KeyError, TypeError):
+            return None
 
     def text(self, name: str) -> str | None:
         value = self.content.get(name)
@@ -249,7 +257,7 @@ def _execution(request_id: str, request: Request) -> dict[str, Any]:
     published = [record for record in records if record.msg_type == "error"]
     replied = [record for record in records if record.kind == "reply"]
     errors = [record for record in [*replied, *published] if record.text("ename") is not None]
-    askers = [_asker(record) for record in records if record.kind in ("sent", "input")]
+    askers = [_asker(record) for record in records if record.kind in ("queued", "sent", "input")]
     return {
         "topic": records[0].row.topic,
         "epoch": records[0].row.epoch,
@@ -269,7 +277,7 @@ def _execution(request_id: str, request: Request) -> dict[str, Any]:
         "started": started_us,
         "finished": finished_us,
         "queue_ms": _ms(queued_us, started_us),
-        "run_ms": _ms(started_us, finished_us),
+        "run_ms": _run_ms(records, queued_us, started_us, finished_us),
         "messages": channels.total(),
         **{f"{channel}_messages": channels[channel] for channel in IOPUB},
         **{name: shown(_printed(records, name)) for name in ("stdout", "stderr")},
@@ -287,6 +295,9 @@ def _execution(request_id: str, request: Request) -> dict[str, Any]:
 
 
 def _asker(record: Record) -> tuple[str | None, str | None]:
+    if record.kind == "queued":
+        username = record.row.headers.get("username")
+        return (None if username == "himalia" else username), None
     if record.kind == "sent":
         return record.row.headers.get("username"), record.row.headers.get("session")
     return record.parent.get("username"), record.parent.get("session")
@@ -301,6 +312,27 @@ def _mime_types(record: Record) -> Iterable[str]:
 def _printed(records: Sequence[Record], name: str) -> bytes:
     streams = [record for record in records if record.msg_type == "stream" and record.text("name") == name]
     return "".join(record.text("text") or "" for record in streams).encode()
+
+
+def _run_ms(
+    records: Sequence[Record], asked_us: int | None, started_us: int | None, finished_us: int | None
+) -> float | None:
+    """By the kernel's dates of its first busy and first idle, if they lie between the times of the log."""
+    if started_us is None or finished_us is None:
+        return None
+    dates: dict[str, list[int]] = {"busy": [], "idle": []}
+    for record in records:
+        state = record.text("execution_state")
+        is_status = state == "busy" or record.kind == "idle"
+        if record.is_iopub and is_status and state in dates and record.header_us is not None:
+            dates[state].append(record.header_us)
+    busy_us, idle_us = (min(dates[state], default=None) for state in ("busy", "idle"))
+    earliest_us = started_us if asked_us is None else asked_us
+    if busy_us is None or idle_us is None or busy_us > idle_us:
+        return _ms(started_us, finished_us)
+    if busy_us < earliest_us - 1_000_000 or idle_us > finished_us + 1_000_000:
+        return _ms(started_us, finished_us)
+    return (idle_us - busy_us) / 1000
 
 
 def _ms(start_us: int | None, end_us: int | None) -> float | None:

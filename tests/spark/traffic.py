@@ -61,11 +61,13 @@ class Teller:
         channel: str | None = None,
         id: str | None = None,
         at: float | None = None,
+        date: str | None = None,
     ) -> Row:
         """A message of the kernel, on IOPub unless the channel says otherwise."""
         id = id or f"{self.kernel_id}-{self.epoch}-{len(self.rows)}"
-        # A kernel's clock may be years off; nothing may depend on it.
-        header = {"msg_id": id, "msg_type": msg_type, "session": "ks", "username": "ku", "date": "1999-01-01"}
+        header = {"msg_id": id, "msg_type": msg_type, "session": "ks", "username": "ku"}
+        # A kernel's clock may be years off; only a duration may depend on it, and only where the log agrees.
+        header["date"] = date or "1999-01-01"
         parent = {"msg_id": parent_id, "session": "cs", "username": "cu"} if parent_id else {}
         payload = {"header": header, "parent_header": parent, "metadata": {}, "content": content}
         headers = self._headers(msg_type, channel or str(channel_of(msg_type)), parent_id, "ks", "ku")
@@ -73,15 +75,14 @@ class Teller:
 
     def event(self, event: str, request_id: str = "", *, at: float | None = None, **data: Any) -> Row:
         id = f"{self.kernel_id}-{self.epoch}-{len(self.rows)}"
+        username = data.get("caller", "himalia")
         payload = {
-            "header": {"msg_id": id, "msg_type": "kernel_event", "session": "", "username": "himalia"},
+            "header": {"msg_id": id, "msg_type": "kernel_event", "session": "", "username": username},
             "parent_header": {"msg_id": request_id} if request_id else {},
             "metadata": {},
             "content": {"event": event, **data},
         }
-        return self.record(
-            id, self._headers("kernel_event", "kernel", request_id, "", "himalia"), payload, at
-        )
+        return self.record(id, self._headers("kernel_event", "kernel", request_id, "", username), payload, at)
 
     # What happens to a request
 
@@ -94,11 +95,11 @@ class Teller:
         headers = self._headers("execute_request", "shell", "", "hs", "hu")
         return self.record(request_id, headers, payload, at)
 
-    def busy(self, request_id: str, *, at: float | None = None) -> Row:
-        return self.message("status", request_id, {"execution_state": "busy"}, at=at)
+    def busy(self, request_id: str, *, at: float | None = None, date: str | None = None) -> Row:
+        return self.message("status", request_id, {"execution_state": "busy"}, at=at, date=date)
 
-    def idle(self, request_id: str, *, at: float | None = None) -> Row:
-        return self.message("status", request_id, {"execution_state": "idle"}, at=at)
+    def idle(self, request_id: str, *, at: float | None = None, date: str | None = None) -> Row:
+        return self.message("status", request_id, {"execution_state": "idle"}, at=at, date=date)
 
     def input(self, request_id: str, code: str = "1", count: int = 1, *, at: float | None = None) -> Row:
         return self.message("execute_input", request_id, {"code": code, "execution_count": count}, at=at)

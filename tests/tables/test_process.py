@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
 from himalia.errors import BadQuery, BadRequest, QueryTooLarge, TableNotFound
+from himalia.tables import worker
 from himalia.tables.process import QueryProcess
 from himalia.tables.worker import Question
 from tests.tables.sample import message, write_table
@@ -87,9 +90,59 @@ def test_a_process_that_is_killed(process: QueryProcess, sample: Path) -> None:
     [child] = children()
     timer = threading.Timer(0.5, os.kill, (child.pid, signal.SIGKILL))
     timer.start()
-    with pytest.raises(QueryTooLarge, match="more memory than there is"):
+    with pytest.raises(QueryTooLarge, match="more memory than it may have"):
         process.ask(Question(str(sample), "messages", ENDLESS, time_s=20))
     assert process.ask(Question(str(sample), "messages", limit=1))
+
+
+REPEATED = "length(repeat('x', {})) > 1"
+GATHERED = "(select length(string_agg(repeat('x', 1000), ',')) from generate_series(1, 2000000) t(v)) > 1"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux counts what a process has, not what it reserved"
+)
+@pytest.mark.parametrize(
+    "where", [REPEATED.format(1_000_000_000), GATHERED], ids=["one value", "many values"]
+)
+def test_the_system_bounds_the_memory_of_a_query(process: QueryProcess, sample: Path, where: str) -> None:
+    """What the engine does not account for is refused by the operating system, before it is taken."""
+    process.ask(Question(str(sample), "messages", limit=1))
+    [child] = children()
+    at_rest, most = child.memory_info().rss, 0
+    done = threading.Event()
+
+    def watch() -> None:
+        nonlocal most
+        while not done.is_set():
+            with suppress(psutil.NoSuchProcess):
+                most = max(most, child.memory_info().rss)
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    with pytest.raises(QueryTooLarge, match="more memory than it may have"):
+        process.ask(Question(str(sample), "messages", where, time_s=20))
+    done.set()
+    watching.join()
+    assert most - at_rest < worker.MEMORY_BYTES_MAX
+    assert process.ask(Question(str(sample), "messages", limit=1))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process how large it is")
+def test_a_process_that_has_grown_does_not_wait(process: QueryProcess, sample: Path) -> None:
+    """A query within the limit is answered; a process that keeps much of its memory ends, and another answers."""
+    process.ask(Question(str(sample), "messages", limit=1))
+    [first] = children()
+    assert json.loads(process.ask(Question(str(sample), "messages", REPEATED.format(100_000_000), limit=1)))[
+        "rows"
+    ]
+    assert not children()
+    process.ask(Question(str(sample), "messages", limit=1))
+    [second] = children()
+    process.ask(Question(str(sample), "messages", limit=1))
+    assert children() == [second] != [first]
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ def log_path(url: str | None) -> Path:
     url = url or default_log_url()
     if not url.lower().startswith("sqlite:"):
         raise ConfigurationError(
-            f"only a log in a file (sqlite:) can be backed up or restored, not {url!r}", url=url
+            f"only a log in a file (sqlite:) can be backed up, restored or changed, not {url!r}", url=url
         )
     return sqlite_path(url)
 

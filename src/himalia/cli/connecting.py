@@ -4,11 +4,13 @@ event loop."""
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from himalia.cli.output import print_warning
 from himalia.errors import HimaliaError, TopicNotFound
 
 if TYPE_CHECKING:
@@ -43,6 +45,13 @@ KernelId = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
+class _Warnings(logging.Handler):
+    """What the client library warns of, as a command says it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        print_warning(record.getMessage())
+
+
 def make_app() -> typer.Typer:
     """One command's module. Plain help: it keeps its shape in narrow terminals and in pipes."""
     return typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -50,8 +59,11 @@ def make_app() -> typer.Typer:
 
 def connect(url: str | None, token: str | None) -> Client:
     # Imported here: not every command that is described by these options talks to a server.
-    from himalia.client.client import Client
+    from himalia.client.client import Client, logger
 
+    if not logger.handlers:
+        logger.addHandler(_Warnings())
+        logger.propagate = False
     return Client(url or None, token or None)
 
 

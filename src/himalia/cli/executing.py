@@ -22,6 +22,9 @@ class Display(Protocol):
     """Where it is shown."""
 
     def show(self, record: KernelRecord) -> None: ...
+    def ended(self) -> None:
+        """The code has ended, however that came."""
+
     def ask(self, prompt: str) -> None: ...
     def asked(self, *, is_hidden: bool) -> None:
         """A line was typed; if it was hidden, so was the end of the line."""
@@ -92,6 +95,7 @@ class Executor:
         finally:
             self._request_id = None
             await self._stop_answering()
+            self._display.ended()
 
     async def interrupt(self) -> None:
         """End what runs; what still waits for its turn is withdrawn, so that nobody else's code is interrupted."""

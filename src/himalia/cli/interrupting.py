@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
+from himalia.cli.output import printable
 from himalia.errors import HimaliaError
 
 Interrupt = Callable[[], Awaitable[None]]
@@ -61,7 +62,7 @@ class Interrupts:
         try:
             await interrupt()
         except HimaliaError as error:
-            print(f"it cannot be interrupted: {error.message}", file=sys.stderr, flush=True)
+            print(f"it cannot be interrupted: {printable(error.message)}", file=sys.stderr, flush=True)
 
     def _leave(self) -> None:
         self._task.cancel()

@@ -19,8 +19,9 @@ from himalia.cli.interrupting import Interrupts
 from himalia.cli.notebooks import Cell, Notebook, executed_path
 from himalia.cli.output import print_error, print_json, print_warning
 from himalia.cli.progress import CellProgress
-from himalia.cli.rendering import KernelRecord, Renderer
+from himalia.cli.rendering import COMM_TYPES, KernelRecord, Renderer
 from himalia.cli.screen import Screen, Stream
+from himalia.cli.widgets import Widgets
 from himalia.client.answers import Execution, Kernel
 from himalia.client.client import Client
 from himalia.errors import HimaliaError, KernelNotFound, KernelUnavailable
@@ -158,7 +159,10 @@ class NotebookJob:
         try:
             yield
         finally:
+            self._notebook.record_widgets(display.widgets.as_metadata())
             self._notebook.write(self._output)
+            if display.widgets.dropped:
+                print_warning(f"the state of {display.widgets.dropped} widgets was too large to be kept")
             display.note(f"wrote {self._output}")
 
 
@@ -167,13 +171,24 @@ class _Display:
 
     def __init__(self, options: Options) -> None:
         self._screen = Screen(sys.stdout, sys.stderr)
-        self._renderer = None if options.json else Renderer(self._screen, Images(options.images))
+        self.widgets = Widgets()
+        self._renderer = (
+            None if options.json else Renderer(self._screen, Images(options.images), self.widgets)
+        )
 
     def show(self, record: KernelRecord) -> None:
         if self._renderer is not None:
             self._renderer.show(record)
+        elif record.msg_type in COMM_TYPES:
+            self.widgets.take(record.msg_type, record.content, record.buffers)
+
+    def ended(self) -> None:
+        if self._renderer is not None:
+            self._renderer.settle()
 
     def ask(self, prompt: str) -> None:
+        if self._renderer is not None:
+            self._renderer.hold(held=True)
         self._screen.write(prompt)
 
     def asked(self, *, is_hidden: bool) -> None:
@@ -181,6 +196,8 @@ class _Display:
             self._screen.begin_line()
         else:
             self._screen.line_was_typed()
+        if self._renderer is not None:
+            self._renderer.hold(held=False)
 
     def note(self, text: str) -> None:
         if self._renderer is not None:

@@ -20,7 +20,12 @@ COMMANDS = (
     "publish",
     "tail",
     "stats",
+    "audit",
     "pipeline",
+    "clock",
+    "token",
+    "keys",
+    "sessions",
     "backup",
     "restore",
 )

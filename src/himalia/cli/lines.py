@@ -26,9 +26,12 @@ class _Envelope(msgspec.Struct):
 class Lines:
     """The messages of a stream. ``number`` of the oldest one that ``done`` was not called for yet is ``current``."""
 
-    def __init__(self, descriptor: int, *, envelope: bool, headers: Mapping[str, str]) -> None:
+    def __init__(
+        self, descriptor: int, *, envelope: bool, headers: Mapping[str, str], text: bool = False
+    ) -> None:
         self._descriptor = descriptor
         self._envelope = envelope
+        self._text = text
         self._headers = headers
         self._numbers: deque[int] = deque()
         self.count = 0
@@ -62,9 +65,13 @@ class Lines:
 
     @property
     def _expected(self) -> str:
+        if self._text:
+            return "text in UTF-8"
         return 'an envelope {"id"?, "payload", "headers"?}' if self._envelope else "JSON"
 
     def _parse(self, line: bytes) -> Outgoing:
+        if self._text:
+            return Outgoing(line.decode(), headers=self._headers)
         # Decoded as a whole, though only the bytes are sent: this finds what is not JSON at the right line.
         msgspec.json.decode(line)
         if not self._envelope:

@@ -31,6 +31,7 @@ class Notebook:
         self._content = self._read()
         for cell in self._code_cells():
             cell["outputs"], cell["execution_count"] = [], None
+        self._content.metadata.pop("widgets", None)
 
     def _read(self) -> Any:
         try:
@@ -59,6 +60,11 @@ class Notebook:
         target = self._content.cells[cell.number - 1]
         target["execution_count"] = execution.execution_count
         target["outputs"] = [self._nbformat.from_dict(output) for output in execution.outputs]
+
+    def record_widgets(self, metadata: dict[str, Any] | None) -> None:
+        """Put in the state of the widgets that its outputs show: without it a front end can draw none of them."""
+        if metadata is not None:
+            self._content.metadata["widgets"] = self._nbformat.from_dict(metadata)
 
     def choose_kernel(self, specs: KernelSpecs) -> tuple[KernelSpec, bool]:
         """The kind of kernel it asks for, and true; or one of the same language in its place, and false."""

@@ -33,7 +33,9 @@ def _note(kind: str, message: str, *, style: str) -> None:
     from rich.text import Text
 
     # Text, not markup: a message may quote anything. Not wrapped, so that it stays one line in a log.
-    Console(stderr=True).print(Text.assemble((f"{kind}: ", style), message), soft_wrap=True, highlight=False)
+    # Not as it is: what a server, a client or a kernel named may be meant for the terminal.
+    text = Text.assemble((f"{kind}: ", style), printable(message))
+    Console(stderr=True).print(text, soft_wrap=True, highlight=False)
 
 
 def print_notice(notice: Notice) -> None:
@@ -73,6 +75,11 @@ def print_json(value: Any) -> None:
 
 
 def write_line(line: str) -> None:
+    """One line on stdout, in which control characters are escaped: names and texts of others may be in it."""
+    _write(printable(line))
+
+
+def _write(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
@@ -101,7 +108,7 @@ def make_table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str
         is_number = bool(rows) and rows[0][number].replace(".", "").isdigit()
         table.add_column(column, justify="right" if is_number else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
+        table.add_row(*(Text(printable(cell)) for cell in row))
     return table
 
 
@@ -130,7 +137,7 @@ def event_printer(*, json: bool) -> Callable[[Event], None]:
 
     system = COLOR_SYSTEMS[colours]
     styles = [Style.parse(style) for style in ("dim", "cyan", "yellow", "none")]
-    return lambda event: write_line(
+    return lambda event: _write(
         " ".join(
             style.render(part, color_system=system)
             for style, part in zip(styles, _columns(event), strict=True)
@@ -145,11 +152,15 @@ def _print_as_json(event: Event) -> None:
 
 def _columns(event: Event) -> tuple[str, str, str, str]:
     time = event.time.astimezone().isoformat(sep=" ", timespec="milliseconds")[:23]
-    return time, event.topic, str(event.offset), printable(event.raw.decode())
+    return time, printable(event.topic), str(event.offset), printable(event.raw.decode())
 
 
 def printable(text: str) -> str:
-    """Text that cannot steer a terminal: JSON may contain control characters beyond those it escapes."""
+    """Text that cannot steer a terminal: control characters are escaped, as JSON does it.
+
+    Everything passes through here that another client, a kernel or a server may have named: a client id, or an error,
+    can hold sequences that clear the screen or fill the clipboard (OSC 52). JSON escapes only the first 32 of them.
+    """
     return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 

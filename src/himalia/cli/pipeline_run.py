@@ -10,11 +10,13 @@ import typer
 
 from himalia.cli.connecting import Json, Token, Url, make_app
 from himalia.cli.output import print_json, write_line
+from himalia.cli.pipeline_wait import wait_for_other
 from himalia.cli.quantities import parse_duration
 from himalia.cli.run_display import display, sentence
 from himalia.cli.stopping import Stopping
 from himalia.cli.warehouses import WarehouseOption, warehouse_path
-from himalia.errors import ConfigurationError
+from himalia.client import SyncClient
+from himalia.errors import ConfigurationError, WarehouseLocked
 
 if TYPE_CHECKING:
     from himalia.spark.java import Java
@@ -64,7 +66,8 @@ def run_pipeline(
     """Turn the log into tables, with Spark, and go on where the last run stopped.
 
     Every record is taken in exactly once, however a run ends. Ctrl-C and SIGTERM end it after its batch. Progress is on
-    stderr. --json prints a line for each batch and one for the whole at the end.
+    stderr. --json prints a line for each batch and one for the whole at the end. Beside a pipeline that runs, such as
+    that of himalia up, --once waits until that one has taken in what is in the log now.
 
     Examples:
 
@@ -94,9 +97,18 @@ def run_pipeline(
             fail_on_data_loss=fail_on_data_loss,
             on_progress=shown.show,
         )
-        summary = _run(
-            pipeline, every_s, stopping, lambda: shown.say(f"{java}; Spark on {master}; tables in {path}")
-        )
+        try:
+            summary = _run(
+                pipeline, every_s, stopping, lambda: shown.say(f"{java}; Spark on {master}; tables in {path}")
+            )
+        except WarehouseLocked as locked:
+            if not once:
+                raise
+            shown.say(f"waiting for the pipeline that runs: {locked.data['holder']}")
+            with SyncClient(url or None, token or None) as client:
+                wait_for_other(client, path, topics or [">"], locked)
+            _tell_other(locked, json=json)
+            return
     _tell(summary, json=json)
     stopping.finish()
 
@@ -122,6 +134,13 @@ def _tell(summary: Summary | None, *, json: bool) -> None:
         print_json(summary)
     elif not json:
         write_line(sentence(summary) if summary else STOPPED)
+
+
+def _tell_other(locked: WarehouseLocked, *, json: bool) -> None:
+    if json:
+        print_json({"taken_in_by": locked.data["holder"]})
+    else:
+        write_line(f"a pipeline runs already and has taken in what was in the log: {locked.data['holder']}")
 
 
 def _load() -> tuple[type[Pipeline], Callable[[], Java]]:

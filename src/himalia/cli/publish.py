@@ -15,7 +15,7 @@ from himalia.cli.connecting import Json, Token, Url, connect, make_app, run
 from himalia.cli.lines import Lines
 from himalia.cli.output import print_json, write_line
 from himalia.client.events import Published
-from himalia.errors import HimaliaError
+from himalia.errors import BadRequest, HimaliaError
 
 app = make_app()
 
@@ -25,9 +25,7 @@ def publish(
     topic: Annotated[str, typer.Argument(help="The topic.")],
     message: Annotated[
         str | None,
-        typer.Argument(
-            help="JSON; what is not JSON is sent as a JSON string. '-' reads one JSON a line from a pipe."
-        ),
+        typer.Argument(help="JSON; a plain word is sent as a string. '-' reads one JSON a line from a pipe."),
     ] = None,
     header: Annotated[list[str] | None, typer.Option("--header", help="NAME=VALUE; repeatable.")] = None,
     id: Annotated[str | None, typer.Option("--id", help="A UUID: the same one again is stored once.")] = None,
@@ -36,6 +34,9 @@ def publish(
         typer.Option(
             "--envelope", help='Lines are {"payload", "id"?, "headers"?}, as tail --json prints them.'
         ),
+    ] = False,
+    text: Annotated[
+        bool, typer.Option("--text", help="The message, or each line, is text, whatever it looks like.")
     ] = False,
     create: Annotated[bool, typer.Option("--create", help="Create the topic if it is missing.")] = False,
     url: Url = None,
@@ -52,6 +53,8 @@ def publish(
 
         himalia publish orders hello --header source=shop --create
 
+        himalia publish notes '[draft] call back' --text
+
         cat orders.ndjson | himalia publish orders -
     """
     headers = _parse_headers(header or [])
@@ -62,11 +65,14 @@ def publish(
     if message != "-":
         if envelope:
             raise typer.BadParameter("--envelope goes with '-'")
-        _publish_one(topic, message, headers, _check_id(id), (url, token), create=create, json=json)
+        payload = message if text else _as_payload(message)
+        _publish_one(topic, payload, headers, _check_id(id), (url, token), create=create, json=json)
         return
     if id is not None:
         raise typer.BadParameter("--id is for one message; with '-' use --envelope and an id in each line")
-    lines = Lines(sys.stdin.fileno(), envelope=envelope, headers=headers)
+    if text and envelope:
+        raise typer.BadParameter("--envelope is JSON, so it does not go with --text")
+    lines = Lines(sys.stdin.fileno(), envelope=envelope, headers=headers, text=text)
     _publish_lines(topic, lines, (url, token), create=create, json=json)
 
 
@@ -87,7 +93,11 @@ def _check_id(id: str | None) -> str | None:
 def _as_payload(text: str) -> Any:
     try:
         msgspec.json.decode(text)
-    except (msgspec.MsgspecError, ValueError, RecursionError):
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        if text.lstrip()[:1] in ("{", "["):
+            raise BadRequest(
+                f"this message begins like JSON and is none ({error}); correct it, or send it as text with --text"
+            ) from None
         return text
     # As it was written: decoding and encoding again would change large numbers.
     return msgspec.Raw(text.encode())
@@ -95,7 +105,7 @@ def _as_payload(text: str) -> Any:
 
 def _publish_one(
     topic: str,
-    text: str,
+    payload: Any,
     headers: dict[str, str],
     id: str | None,
     where: tuple[str | None, str | None],
@@ -107,7 +117,7 @@ def _publish_one(
         async with connect(*where) as client:
             if create:
                 await client.create_topic(topic, exist_ok=True)
-            return await client.publish(topic, _as_payload(text), id=id, headers=headers)
+            return await client.publish(topic, payload, id=id, headers=headers)
 
     published = run(send())
     if json:

@@ -13,9 +13,14 @@ import msgspec
 from himalia.cli.images import Images, as_text, image_in
 from himalia.cli.quantities import show_size
 from himalia.cli.screen import Mark, Screen, Stream
+from himalia.cli.widget_block import WidgetBlock
+from himalia.cli.widgets import Widgets, model_in
 from himalia.client.events import Event
 
 DIM, RED, GREEN = "2", "31", "32"
+COMM_TYPES = ("comm_open", "comm_msg", "comm_close")
+ENDS = ("died", "stopped", "restarted")
+"""Ends of a kernel's process, and of its widgets with it."""
 QUIET_ENDS = ("ok", "error")
 """Ends of a request of which the output itself tells."""
 
@@ -26,16 +31,20 @@ class KernelRecord(msgspec.Struct, frozen=True):
     msg_type: str
     parent_id: str
     content: dict[str, Any]
+    buffers: tuple[str, ...] = ()
+    """What came beside the JSON, in base64."""
 
     @classmethod
     def of(cls, event: Event) -> KernelRecord:
         """Never raises: a foreign kernel may say anything, and anybody with the right may publish to its topic."""
         payload = event.payload
-        content = payload.get("content") if isinstance(payload, dict) else None
+        payload = payload if isinstance(payload, dict) else {}
+        content, buffers = payload.get("content"), payload.get("buffers")
         return cls(
             event.headers.get("msg_type", ""),
             event.headers.get("parent_id", ""),
             content if isinstance(content, dict) else {},
+            tuple(map(str, buffers)) if isinstance(buffers, list) else (),
         )
 
     @property
@@ -47,9 +56,11 @@ class KernelRecord(msgspec.Struct, frozen=True):
 class Renderer:
     """Shows records one after the other. The output alone; ``ConsoleRenderer`` shows the whole session."""
 
-    def __init__(self, screen: Screen, images: Images) -> None:
+    def __init__(self, screen: Screen, images: Images, widgets: Widgets | None = None) -> None:
         self._screen = screen
         self._images = images
+        self._widgets = widgets if widgets is not None else Widgets()
+        self._block = WidgetBlock(screen, self._widgets)
         self._request = ""
         self._count: int | None = None
         self._start = screen.mark()
@@ -58,6 +69,25 @@ class Renderer:
         self._last_display: tuple[str, Mark] | None = None
 
     def show(self, record: KernelRecord) -> None:
+        if record.msg_type in COMM_TYPES:
+            if self._widgets.take(record.msg_type, record.content, record.buffers):
+                self._block.draw()
+        elif record.msg_type == "status":
+            self._status(record)
+        else:
+            self._block.lift()
+            self._write(record)
+            self._block.draw()
+
+    def settle(self) -> None:
+        """The code has ended: widgets stay as they are now."""
+        self._block.settle()
+
+    def hold(self, *, held: bool) -> None:
+        """Somebody begins, or ends, to type on the terminal."""
+        self._block.hold(held=held)
+
+    def _write(self, record: KernelRecord) -> None:
         match record.msg_type:
             case "execute_input":
                 self._input(record)
@@ -82,6 +112,12 @@ class Renderer:
 
     # Requests
 
+    def _status(self, record: KernelRecord) -> None:
+        """In a pipe, the widgets of a request come at its end."""
+        is_idle = record.content.get("execution_state") == "idle"
+        if is_idle and record.parent_id == self._request and not self._screen.is_terminal(Stream.OUT):
+            self._block.settle()
+
     def _input(self, record: KernelRecord) -> None:
         self._request = record.parent_id
         count = record.content.get("execution_count")
@@ -99,6 +135,8 @@ class Renderer:
 
     def _display(self, record: KernelRecord) -> None:
         self._before_output(record)
+        if self._is_widget(record):
+            return
         display_id = _display_id(record)
         self._screen.begin_line()
         mark = self._screen.mark()
@@ -113,7 +151,16 @@ class Renderer:
 
     def _result(self, record: KernelRecord) -> None:
         self._before_output(record)
-        self._write_block(self._form(record, _display_id(record)))
+        if not self._is_widget(record):
+            self._write_block(self._form(record, _display_id(record)))
+
+    def _is_widget(self, record: KernelRecord) -> bool:
+        """Whether a widget that we can show is displayed; then it is."""
+        model_id = model_in(_data(record))
+        if not self._widgets.can_show(model_id):
+            return False
+        self._block.add(model_id)
+        return True
 
     def _error(self, record: KernelRecord) -> None:
         self._before_output(record)
@@ -137,6 +184,7 @@ class Renderer:
     def _erase(self) -> None:
         self._clear_first = False
         self._last_display = None
+        self._block.forget()
         self._screen.erase_to(self._start)
 
     def _write_block(self, text: str, stream: Stream = Stream.OUT) -> None:
@@ -146,8 +194,7 @@ class Renderer:
 
     def _form(self, record: KernelRecord, display_id: str) -> str:
         """The form of a MIME bundle that a console can show best."""
-        data = record.content.get("data")
-        data = data if isinstance(data, dict) else {}
+        data = _data(record)
         image = image_in(data)
         if image is not None:
             cell = f"{self._count:03}" if self._count is not None else "output"
@@ -185,6 +232,7 @@ class ConsoleRenderer(Renderer):
         return Stream.OUT
 
     def _input(self, record: KernelRecord) -> None:
+        self._block.settle()
         count = record.content.get("execution_count")
         prompt = f"In [{count if isinstance(count, int) else ' '}]: "
         first, *more = as_text(record.content.get("code", "")).split("\n")
@@ -196,6 +244,8 @@ class ConsoleRenderer(Renderer):
 
     def _result(self, record: KernelRecord) -> None:
         self._before_output(record)
+        if self._is_widget(record):
+            return
         text = self._form(record, _display_id(record))
         prompt = self._screen.styled(f"Out[{record.content.get('execution_count')}]:", RED)
         self._write_block(f"{prompt}{chr(10) if chr(10) in text else ' '}{text}")
@@ -208,10 +258,18 @@ class ConsoleRenderer(Renderer):
         self._screen.write(as_text(record.content.get("value", "")) + "\n")
 
     def _event(self, record: KernelRecord) -> None:
+        if record.event in ENDS:
+            self._block.settle()
         sentence = event_sentence(record.content)
         if sentence:
             self._last_display = None
             self._screen.write_own(f"-- {sentence}", DIM)
+
+
+def _data(record: KernelRecord) -> dict[str, Any]:
+    """The MIME bundle of a display."""
+    data = record.content.get("data")
+    return data if isinstance(data, dict) else {}
 
 
 def _display_id(record: KernelRecord) -> str:

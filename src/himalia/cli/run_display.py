@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
-from himalia.cli.output import print_json, print_warning
+from himalia.cli.output import print_json, print_warning, printable
 from himalia.cli.quantities import show_duration
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class _Lines:
         self._json = json
 
     def say(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
+        print(printable(text), file=sys.stderr, flush=True)
 
     def warn(self, text: str) -> None:
         print_warning(text)
@@ -119,12 +119,12 @@ class _Picture:
     def say(self, text: str) -> None:
         from rich.text import Text
 
-        self._console.print(Text(text, style="dim"), soft_wrap=True)
+        self._console.print(Text(printable(text), style="dim"), soft_wrap=True)
 
     def warn(self, text: str) -> None:
         from rich.text import Text
 
-        self._console.print(Text.assemble(("warning: ", "bold yellow"), text), soft_wrap=True)
+        self._console.print(Text.assemble(("warning: ", "bold yellow"), printable(text)), soft_wrap=True)
 
     def show(self, progress: Progress) -> None:
         done = progress.total_rows

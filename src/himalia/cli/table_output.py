@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from himalia.cli.output import abandon_stdout, print_warning
+from himalia.cli.output import abandon_stdout, print_warning, printable
 
 if TYPE_CHECKING:
     from himalia.tables import Result
@@ -57,7 +57,7 @@ def print_as_json(ask: Ask) -> None:
         before = "["
         for batch in ask():
             for row in rows_of(batch):
-                sys.stdout.write(before + msgspec.json.encode(row).decode())
+                sys.stdout.write(before + printable(msgspec.json.encode(row).decode()))
                 before = ",\n"
         sys.stdout.write("[]\n" if before == "[" else "]\n")
         sys.stdout.flush()

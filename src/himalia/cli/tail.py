@@ -21,7 +21,9 @@ app = make_app()
 def tail(
     pattern: Annotated[str, typer.Argument(help="A topic, or a pattern: 'orders.*', 'orders.>'.")],
     last: Annotated[int | None, typer.Option("--last", help="Begin with the last so many.", min=0)] = None,
-    start: Annotated[int | None, typer.Option("--from", help="Begin at this offset.", min=0)] = None,
+    start: Annotated[
+        int | None, typer.Option("--from", help="Begin at this offset; wait for one beyond the end.", min=0)
+    ] = None,
     since: Annotated[
         str | None,
         typer.Option("--since", help="Begin at a time (ISO 8601, seconds since 1970) or an age: 10m."),

@@ -1,4 +1,4 @@
-"""``himalia topics``: list, create, delete."""
+"""``himalia topics``: list, create, delete, rename."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from himalia.cli.backup import LogUrl, log_path
 from himalia.cli.connecting import Json, Token, Url, connect, make_app, run
 from himalia.cli.output import print_json, print_table, write_line
 from himalia.cli.quantities import parse_duration, parse_size, show_duration, show_size
@@ -19,7 +20,7 @@ app = make_app()
 
 @app.callback()
 def topics() -> None:
-    """List, create and delete topics.
+    """List, create, delete and rename topics.
 
     Example:
 
@@ -153,3 +154,33 @@ def delete_topic(
         print_json({"status": "deleted", "topic": name})
     else:
         write_line(f"deleted {name}")
+
+
+@app.command("rename")
+def rename(
+    old: Annotated[str, typer.Argument(help="The topic.")],
+    new: Annotated[str, typer.Argument(help="Its new name.")],
+    log: LogUrl = None,
+    json: Json = False,
+) -> None:
+    """Rename a topic in a log file. The server must not be running.
+
+    Records and offsets stay as they are. The topic gets a new epoch, so that a subscriber that resumes is told of it.
+
+    Examples:
+
+        himalia topics rename audit.events my-audit
+
+        himalia topics rename orders orders.old --log sqlite:///var/lib/himalia/log.db
+    """
+    from himalia.log.sqlite.rename import rename_topic
+
+    path = log_path(log)
+    try:
+        records = rename_topic(path, old, new)
+    except TopicNotFound:
+        raise HimaliaError(f"the log {path} has no topic {old!r}") from None
+    if json:
+        print_json({"status": "renamed", "topic": new, "records": records})
+    else:
+        write_line(f"renamed {old} to {new}")

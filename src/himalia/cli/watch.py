@@ -26,6 +26,7 @@ from himalia.cli.output import abandon_stdout, event_printer, print_notice
 from himalia.cli.readers import until_the_reader_leaves
 from himalia.cli.rendering import ConsoleRenderer, KernelRecord
 from himalia.cli.screen import Screen
+from himalia.cli.widgets import Widgets
 from himalia.client.client import Client
 from himalia.client.events import Event
 from himalia.client.subscription import Subscription
@@ -36,6 +37,7 @@ app = make_app()
 LAST_EVENTS = ("stopped", "died")
 QUIET_S = 0.3
 """Silence after a kernel's end, after which it is worth to ask whether there is more to come."""
+WIDGET_BYTES_MAX = 8 << 20
 
 Show = Callable[[Event], None]
 
@@ -73,7 +75,8 @@ def watch(
 def _shower(*, json: bool) -> Show:
     if json:
         return event_printer(json=True)
-    renderer = ConsoleRenderer(Screen(sys.stdout, sys.stderr), Images())
+    screen, widgets = Screen(sys.stdout, sys.stderr), Widgets(WIDGET_BYTES_MAX)
+    renderer = ConsoleRenderer(screen, Images(), widgets)
     return lambda event: renderer.show(KernelRecord.of(event))
 
 

@@ -1,10 +1,12 @@
 """The client library: ``Client`` for asyncio, ``SyncClient`` for everything else."""
 
 from himalia.client.answers import (
+    ClockConfirmed,
     Execution,
     Health,
     Kernel,
     KernelSpecs,
+    SessionSummary,
     Stats,
     Submitted,
     TableRows,
@@ -31,6 +33,7 @@ from himalia.errors import SubscriptionReplaced
 
 __all__ = [
     "Client",
+    "ClockConfirmed",
     "Disconnected",
     "Dropped",
     "Event",
@@ -44,6 +47,7 @@ __all__ = [
     "Outgoing",
     "Published",
     "Resumed",
+    "SessionSummary",
     "Stats",
     "Submitted",
     "Subscription",

@@ -32,6 +32,8 @@ class TopicStats(msgspec.Struct, frozen=True):
     subscribers: int
     lag: int
     """Records by which the slowest subscriber is behind."""
+    last_minute: list[int] = []
+    """Messages in each of the last 60 whole seconds, oldest first; empty if there were none."""
 
 
 class SubscriberStats(msgspec.Struct, frozen=True):
@@ -51,6 +53,14 @@ class Rates(msgspec.Struct, frozen=True):
     dropped: float
 
 
+class LastMinute(msgspec.Struct, frozen=True):
+    """Records in each of the last 60 seconds, oldest first; 0 before the server started."""
+
+    published: list[int] = []
+    delivered: list[int] = []
+    dropped: list[int] = []
+
+
 class Stats(msgspec.Struct, frozen=True):
     uptime_s: float
     topics: dict[str, TopicStats]
@@ -63,17 +73,29 @@ class Stats(msgspec.Struct, frozen=True):
     in_flight: int
     queue_bytes: int
     connections: int
+    kernels: int = 0
+    last_minute: LastMinute = LastMinute()
+
+
+class ClockConfirmed(msgspec.Struct, frozen=True):
+    """``warning`` is what was doubted of the server's clock; None if nothing was, and nothing has changed."""
+
+    status: str
+    warning: str | None = None
 
 
 class Health(msgspec.Struct, frozen=True):
-    """``status`` is ``ok`` or ``degraded``, and ``problem`` then says what to do. The rest is told with a key only."""
+    """``status`` is ``ok`` or ``degraded``, and ``problem`` then says what to do; ``warnings`` are about what works all
+    the same. Everything but ``status`` is told with a key only."""
 
     status: str
     problem: str | None = None
+    warnings: list[str] = []
     uptime_sec: float | None = None
     topics: int | None = None
     subscribers: int | None = None
     connections: int | None = None
+    kernels: int | None = None
     version: str | None = None
     protocol: int | None = None
     log: str | None = None
@@ -118,6 +140,8 @@ class Kernel(msgspec.Struct, frozen=True, kw_only=True):
     topic: str
     """All that it says and all that happens to it is there."""
     foreign: bool = False
+    owner: str | None = None
+    """The caller who started or attached it."""
     """Something else started it; the server only listens."""
     responding: bool = True
     queued: int = 0
@@ -160,6 +184,16 @@ class Attached(msgspec.Struct, frozen=True):
     skipped: list[Skipped] = []
 
 
+class SessionSummary(msgspec.Struct, frozen=True):
+    """A browser that is signed in. ``id`` names the session; it is not what the browser's cookie holds."""
+
+    id: str
+    caller: str
+    created: str
+    expires: str
+    agent: str
+
+
 class Submitted(msgspec.Struct, frozen=True):
     """Code that waits or runs: ``subscribe(topic, from_=offset)`` sees all of it."""
 
@@ -187,6 +221,10 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     execution_count: int | None = None
     code: str = ""
+    caller: str = ""
+    """Who asked, by its qualified name."""
+    withheld: bool = False
+    """Code, outputs and error are left out: this key may run code, but not read what it prints."""
     outputs: list[dict[str, Any]] = []
     """In the form of nbformat 4."""
     error: ExecutionError | None = None

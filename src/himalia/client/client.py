@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import ssl
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Mapping, Sequence
@@ -11,10 +12,12 @@ from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 from himalia.client.answers import (
     Attached,
+    ClockConfirmed,
     Execution,
     Health,
     Kernel,
     KernelSpecs,
+    SessionSummary,
     Stats,
     Submitted,
     TableRows,
@@ -37,6 +40,8 @@ if TYPE_CHECKING:
     from himalia.client.rest import Rest
 
 Start = int | Position | Mapping[str, int | Position]
+
+logger = logging.getLogger("himalia.client")
 
 
 class Client:
@@ -70,7 +75,11 @@ class Client:
         self._rest: Rest | None = None
 
     async def __aenter__(self) -> Self:
-        self._finder.find()
+        address = self._finder.find()
+        if address.is_overheard:
+            logger.warning(
+                "the token is sent to %s without TLS, where others can read it on its way", address.url
+            )
         return self
 
     async def __aexit__(
@@ -164,7 +173,7 @@ class Client:
 
         Begin with one of: ``last_n`` records; ``from_`` an offset (of ``epoch``), a ``Position``, or for a pattern
         a map of them, such as ``Subscription.positions`` gives (topics it does not name begin at their first
-        record); ``since`` a time, ISO 8601 or seconds since 1970.
+        record); ``since`` a time, ISO 8601 or seconds since 1970. An offset beyond the end is waited for.
 
         ``policy`` is what happens when you are more than ``limit`` records behind: ``drop_oldest`` (the default
         when live or with ``last_n``), ``disconnect``, or ``lossless`` (the default with ``from_`` and ``since``).
@@ -267,6 +276,10 @@ class Client:
         """How the server is. One that is unwell answers too; one that does not answer raises."""
         return await self._calling().health()
 
+    async def confirm_clock(self) -> ClockConfirmed:
+        """Say that the clock of the server's machine is right, after a warning in ``health`` that it jumped."""
+        return await self._calling().confirm_clock()
+
     def read(
         self,
         topic: str,
@@ -312,6 +325,20 @@ class Client:
             name, {"where": where, "order": order, "columns": wanted, "limit": limit}
         )
 
+    # Sessions
+
+    async def sessions(self) -> list[SessionSummary]:
+        """The browsers that are signed in: as you, or all of them with the right to manage everything."""
+        return await self._calling().sessions()
+
+    async def revoke_session(self, id: str) -> None:
+        """Sign a browser out. Raises ``SessionNotFound``."""
+        await self._calling().revoke_session(id)
+
+    async def revoke_sessions(self, caller: str | None = None) -> int:
+        """Sign out all browsers of a caller, or all that you may. Returns how many there were."""
+        return await self._calling().revoke_sessions(caller)
+
     # Kernels
 
     async def kernels(self) -> list[Kernel]:
@@ -355,7 +382,7 @@ class Client:
         await self._kernels().interrupt(kernel_id)
 
     async def restart_kernel(self, kernel_id: str) -> Kernel:
-        """Start its process anew. What waits or runs ends as ``aborted``; the id and the topic stay."""
+        """Start a new process for it. What waits or runs ends as ``aborted``; the id and the topic stay."""
         return await self._kernels().restart(kernel_id)
 
     @overload

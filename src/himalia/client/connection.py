@@ -12,8 +12,10 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketExce
 
 from himalia.client.discovery import Address
 from himalia.client.failures import error_from_answer, translating
+from himalia.client.server_proof import proven_socket
 from himalia.errors import ConnectionFailed, HimaliaError, InternalError
 from himalia.protocol import ClientMessage, ServerMessage, encode
+from himalia.tls import client_context
 
 FRAME_BYTES_MAX = 64 * 1024 * 1024 + 64 * 1024
 """The largest record that a server stores, a kernel's, and what stands around it."""
@@ -48,12 +50,15 @@ class Connection:
         """Connect. Raises the server's refusal (``Unauthorized``, ...) or ``ConnectionFailed``."""
         with translating(address.url, OSError, TimeoutError, WebSocketException):
             try:
+                # On the very connection that the token is then sent over.
+                proven = await proven_socket(address) if address.needs_proof else None
                 socket = await connect(
                     address.websocket_url,
+                    sock=proven,
                     additional_headers=address.headers,
                     compression=None,
                     proxy=None if address.is_loopback else True,
-                    ssl=(tls or ssl.create_default_context()) if address.is_secure else None,
+                    ssl=(tls or client_context()) if address.is_secure else None,
                     open_timeout=OPEN_TIMEOUT_S,
                     close_timeout=CLOSE_TIMEOUT_S,
                     # A pong would come behind everything that a slow application has not read yet, so the

@@ -9,6 +9,7 @@ from urllib.parse import parse_qs, urlsplit, urlunsplit
 import msgspec
 
 from himalia.errors import BadRequest, ConnectionFailed
+from himalia.proof import is_web_token
 from himalia.runtime import RunningServer, running_servers
 
 NO_SERVER = "no server runs on this machine; start one with 'himalia serve', or give a URL (HIMALIA_URL)"
@@ -39,6 +40,25 @@ class Address(msgspec.Struct, frozen=True):
             return ip_address(host).is_loopback
         except ValueError:
             return False
+
+    @property
+    def needs_proof(self) -> bool:
+        """Whether the server has to prove that it knows the token before it is sent.
+
+        On this machine any program can take the port of a server that is down. Elsewhere TLS tells who answers. A
+        JSON Web Token is not known to the server beforehand.
+        """
+        return (
+            self.token is not None
+            and self.is_loopback
+            and not self.is_secure
+            and not is_web_token(self.token)
+        )
+
+    @property
+    def is_overheard(self) -> bool:
+        """Whether the token crosses a network in the clear."""
+        return self.token is not None and not self.is_loopback and not self.is_secure
 
     @property
     def headers(self) -> dict[str, str]:

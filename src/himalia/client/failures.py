@@ -15,11 +15,22 @@ from himalia.errors import (
     LogUnavailable,
     RateLimited,
     ShuttingDown,
+    TooManyBodies,
     TooManyConnections,
+    TooManyReaders,
 )
 from himalia.protocol import ErrorBody
+from himalia.tls import hint_for
 
-MOMENTARY = (ConnectionFailed, LogUnavailable, ShuttingDown, RateLimited, TooManyConnections)
+MOMENTARY = (
+    ConnectionFailed,
+    LogUnavailable,
+    ShuttingDown,
+    RateLimited,
+    TooManyBodies,
+    TooManyConnections,
+    TooManyReaders,
+)
 """Failures that pass: trying again later is right, and safe where a message id makes it idempotent."""
 
 
@@ -78,9 +89,7 @@ def _sentence(url: str, error: Exception) -> str:
     if isinstance(error, TimeoutError) or "Timeout" in type(error).__name__:
         return f"{url} does not answer in time"
     reason = " ".join(str(error).split()) or type(error).__name__
-    if "CERTIFICATE_VERIFY_FAILED" in reason:
-        reason += "; if the certificate is your own, name its file in SSL_CERT_FILE"
-    return f"the connection to {url} failed: {reason}"
+    return f"the connection to {url} failed: {reason}{hint_for(url, reason)}"
 
 
 def _was_refused(error: BaseException | None) -> bool:

@@ -92,7 +92,7 @@ class Progress:
 
     def _given(self, ack: ServerMessage) -> dict[str, Position]:
         if self.follows_pattern:
-            return {topic: _position(at) for topic, at in (ack.topics or {}).items()}
+            return ack.topics or {}
         if ack.offset is None:
             return {}
         return {self.topic: Position(ack.offset, ack.epoch or "")}

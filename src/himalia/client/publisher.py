@@ -9,7 +9,6 @@ import uuid
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any
 
 import msgspec
 
@@ -17,7 +16,8 @@ from himalia.client.backoff import Backoff
 from himalia.client.connection import Connection
 from himalia.client.events import Outgoing, Published
 from himalia.client.failures import MOMENTARY, error_from
-from himalia.errors import BadRequest, ConnectionFailed, ErrorCode, HimaliaError, InternalError
+from himalia.client.payload import encode_payload
+from himalia.errors import ConnectionFailed, ErrorCode, HimaliaError, InternalError
 from himalia.protocol import ClientMessage, Message, ServerMessage, encode
 
 logger = logging.getLogger("himalia.client")
@@ -222,15 +222,6 @@ def _fail(waiting: Unacknowledged, error: HimaliaError) -> None:
 def _message(outgoing: Outgoing) -> Message:
     return Message(
         str(outgoing.id or uuid.uuid4()),
-        outgoing.payload
-        if isinstance(outgoing.payload, msgspec.Raw)
-        else msgspec.Raw(_as_json(outgoing.payload)),
+        msgspec.Raw(encode_payload(outgoing.payload)),
         dict(outgoing.headers) if outgoing.headers else None,
     )
-
-
-def _as_json(payload: Any) -> bytes:
-    try:
-        return encode(payload)
-    except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
-        raise BadRequest(f"this payload cannot be written as JSON: {error}") from None

@@ -10,13 +10,23 @@ from urllib.parse import quote, urlencode
 import httpx
 import msgspec
 
-from himalia.client.answers import Health, Stats, TableRows, TableSummary, TopicSummary
+from himalia.client.answers import (
+    ClockConfirmed,
+    Health,
+    SessionSummary,
+    Stats,
+    TableRows,
+    TableSummary,
+    TopicSummary,
+)
 from himalia.client.discovery import Address, Finder
 from himalia.client.events import Event
 from himalia.client.failures import error_from_answer, translating
+from himalia.client.server_proof import PROOF_TIMEOUT_S, prove
 from himalia.errors import ConnectionFailed, TopicExists
 from himalia.protocol import Message
 from himalia.record import Retention
+from himalia.tls import client_context
 
 NDJSON = "application/x-ndjson"
 
@@ -29,6 +39,14 @@ class _TopicList(msgspec.Struct):
 
 class _TableList(msgspec.Struct):
     tables: list[TableSummary]
+
+
+class _SessionList(msgspec.Struct):
+    sessions: list[SessionSummary]
+
+
+class _Revoked(msgspec.Struct):
+    count: int
 
 
 class _Stored(msgspec.Struct):
@@ -78,12 +96,25 @@ class Rest:
         # 503 is a server that says what is wrong with it, which is what was asked.
         return await self.call("GET", "/health", Health, also=503)
 
+    async def confirm_clock(self) -> ClockConfirmed:
+        return await self.call("POST", "/clock/confirm", ClockConfirmed)
+
     async def tables(self) -> list[TableSummary]:
         return (await self.call("GET", "/tables", _TableList)).tables
 
     async def table(self, name: str, parameters: dict[str, Any]) -> TableRows:
         given = {name: value for name, value in parameters.items() if value is not None}
         return await self.call("GET", f"/tables/{quote(name, safe='')}?{urlencode(given)}", TableRows)
+
+    async def sessions(self) -> list[SessionSummary]:
+        return (await self.call("GET", "/sessions", _SessionList)).sessions
+
+    async def revoke_session(self, id: str) -> None:
+        await self.call("DELETE", f"/sessions/{quote(id, safe='')}", _Revoked)
+
+    async def revoke_sessions(self, caller: str | None) -> int:
+        query = "" if caller is None else "?" + urlencode({"caller": caller})
+        return (await self.call("DELETE", f"/sessions{query}", _Revoked)).count
 
     async def read(self, topic: str, parameters: dict[str, Any]) -> AsyncGenerator[Event, None]:
         address = self._finder.find()
@@ -93,6 +124,7 @@ class Rest:
             f"{address.url}/topics/{quote(topic, safe='')}/messages",
             params=given,
             headers={**address.headers, "Accept": NDJSON},
+            extensions=_extensions(address),
         )
         with translating(address.url, httpx.HTTPError, httpx.InvalidURL):
             response = await self._client(address).send(request, stream=True)
@@ -122,7 +154,12 @@ class Rest:
         timeout = httpx.Timeout(self._timeout_s, read=None if is_long else self._timeout_s)
         with translating(address.url, httpx.HTTPError, httpx.InvalidURL):
             response = await self._client(address).request(
-                method, address.url + path, json=json, headers=address.headers, timeout=timeout
+                method,
+                address.url + path,
+                json=json,
+                headers=address.headers,
+                timeout=timeout,
+                extensions=_extensions(address),
             )
         if not response.is_success and response.status_code != also:
             raise error_from_answer(address.url, response.status_code, response.content)
@@ -136,11 +173,33 @@ class Rest:
 
     def _client(self, address: Address) -> httpx.AsyncClient:
         if self._http is None:
-            verify = (self._tls or ssl.create_default_context()) if address.is_secure else False
+            verify = (self._tls or client_context()) if address.is_secure else False
             self._http = httpx.AsyncClient(
                 timeout=self._timeout_s, verify=verify, trust_env=not address.is_loopback
             )
         return self._http
+
+
+def _extensions(address: Address) -> dict[str, Any]:
+    """Have each new connection checked before anything is sent on it: the library tells when there is one."""
+    if not address.needs_proof:
+        return {}
+
+    async def trace(event: str, info: dict[str, Any]) -> None:
+        if event != "connection.connect_tcp.complete":
+            return
+        stream = info["return_value"]
+        try:
+            await prove(
+                address,
+                lambda data: stream.write(data, timeout=PROOF_TIMEOUT_S),
+                lambda: stream.read(65536, timeout=PROOF_TIMEOUT_S),
+            )
+        except BaseException:
+            await stream.aclose()
+            raise
+
+    return {"trace": trace}
 
 
 async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:

@@ -11,10 +11,12 @@ from typing import Any, Generic, Literal, Self, TypeVar, overload
 
 from himalia.client.answers import (
     Attached,
+    ClockConfirmed,
     Execution,
     Health,
     Kernel,
     KernelSpecs,
+    SessionSummary,
     Stats,
     Submitted,
     TableRows,
@@ -132,6 +134,15 @@ class SyncClient:
             self._client.publish_many(topic, messages, on_published=on_published, timeout_s=timeout_s)
         )
 
+    def sessions(self) -> list[SessionSummary]:
+        return self._run(self._client.sessions())
+
+    def revoke_session(self, id: str) -> None:
+        self._run(self._client.revoke_session(id))
+
+    def revoke_sessions(self, caller: str | None = None) -> int:
+        return self._run(self._client.revoke_sessions(caller))
+
     def create_topic(self, name: str, retention: Retention | None = None, *, exist_ok: bool = False) -> bool:
         return self._run(self._client.create_topic(name, retention, exist_ok=exist_ok))
 
@@ -146,6 +157,9 @@ class SyncClient:
 
     def health(self) -> Health:
         return self._run(self._client.health())
+
+    def confirm_clock(self) -> ClockConfirmed:
+        return self._run(self._client.confirm_clock())
 
     def tables(self) -> list[TableSummary]:
         return self._run(self._client.tables())

@@ -1,4 +1,4 @@
-"""A shop that sells a little: one order after the other, published to ``orders``."""
+"""A shop that sells a little: one order after the other, published to ``demo.orders``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 from himalia.client import Client
 from himalia.client.events import Outgoing
 
-TOPIC = "orders"
+TOPIC = "demo.orders"
+"""Not ``orders``, which the README and the tutorial create."""
 EARLIER_ORDERS = 40
 PAUSE_MIN_S, PAUSE_MAX_S = 0.1, 0.7
 PRICES = {"A-17": 31.5, "B-2": 12.0, "C-40": 87.9, "D-8": 4.25}

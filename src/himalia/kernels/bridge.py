@@ -13,10 +13,12 @@ import secrets
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 from himalia.errors import LogUnavailable, TopicNotFound
 from himalia.kernels.channels import channel_of
 from himalia.kernels.records import KernelEvent, draft_of, event_draft
+from himalia.kernels.seldom import Seldom
 from himalia.kernels.wire import KernelMessage
 from himalia.log.contract import Appended, Batch
 from himalia.record import Draft
@@ -26,6 +28,9 @@ logger = logging.getLogger("himalia.kernels.bridge")
 BATCH_RECORDS_MAX = 4096
 BATCH_BYTES_MAX = 8 << 20
 RETRY_AFTER_S = 0.5
+STORE_WITHIN_S = 5.0
+"""How long a caller waits for a commit of a log that is well, but slow."""
+WARN_EVERY_S = 60.0
 GATHER_S = 0.002
 
 Publish = Callable[[Batch], "asyncio.Future[Appended]"]
@@ -79,10 +84,46 @@ class Bridge:
         self._pump_task: asyncio.Task[None] | None = None
         self._closed = False
         self._error: Exception | None = None
+        self._unwell: LogUnavailable | None = None
+        # Set while the log cannot store.
+        self._trouble = asyncio.Event()
+        self._complaint = Seldom(WARN_EVERY_S)
+        self._overflow = Seldom(WARN_EVERY_S)
 
     @property
     def buffered_bytes(self) -> int:
         return self._waiting_bytes
+
+    @property
+    def unwell(self) -> LogUnavailable | None:
+        """Why the log cannot store now; None if it can, as far as is known."""
+        return self._unwell
+
+    def check_well(self) -> None:
+        """Raises ``LogUnavailable`` while the log cannot store."""
+        if self._unwell is not None:
+            raise LogUnavailable(self._unwell.message, **self._unwell.data)
+
+    async def done_or_unwell(self, work: asyncio.Future[Any], within_s: float | None = None) -> bool:
+        """Wait for something that needs the log, but not for a log that cannot store; says whether it is done."""
+        trouble = asyncio.ensure_future(self._trouble.wait())
+        try:
+            await asyncio.wait({work, trouble}, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            trouble.cancel()
+        return work.done()
+
+    async def stored(self, committed: asyncio.Future[int]) -> int:
+        """The offset of what was put, once it is committed; ``LogUnavailable`` as soon as the log cannot store.
+
+        What was put stays in line all the same, and is stored when the log can.
+        """
+        if await self.done_or_unwell(committed, STORE_WITHIN_S):
+            return committed.result()
+        self.check_well()
+        raise LogUnavailable(
+            f"the log did not store a record within {STORE_WITHIN_S:g} s; retry", topic=self.topic
+        )
 
     # In
 
@@ -97,7 +138,7 @@ class Bridge:
             self._waiting.extend(waiting)
             self._waiting_bytes += sum([entry.size_bytes for entry in waiting])
             self.overflowed = self._waiting_bytes > self._bytes_max
-        if self.overflowed:
+        if self.overflowed and self._overflow.is_due():
             logger.warning("%s: more than %d bytes wait for the log", self.topic, self._bytes_max)
         self._wake()
         return True
@@ -120,6 +161,16 @@ class Bridge:
             if self.overflowed:
                 self._missed += len(messages)
             return self.overflowed
+
+    def tell(self, draft: Draft) -> None:
+        """A record of our own, from the thread that offers: it stands before what is offered next."""
+        if self._closed:
+            return
+        entry = Waiting(draft)
+        with self._lock:
+            self._waiting.append(entry)
+            self._waiting_bytes += entry.size_bytes
+        self._wake()
 
     def put(self, draft: Draft, *, is_urgent: bool = True) -> asyncio.Future[int]:
         """A record of our own; the future has its offset when it is committed, or says why it cannot be.
@@ -149,6 +200,11 @@ class Bridge:
         while self._pump_task is not None:
             await asyncio.wait({self._pump_task})
 
+    def check(self) -> None:
+        """Raises the error for which the log refused something, if it did."""
+        if self._error is not None:
+            raise self._error
+
     async def close(self) -> None:
         """Commit what was taken, and take nothing more."""
         self._closed = True
@@ -156,8 +212,10 @@ class Bridge:
 
     def abandon(self) -> None:
         """Stop at once, for a log that cannot store any more."""
-        if self._pump_task is not None:
-            self._pump_task.cancel()
+        # Forgotten here: a task that is cancelled before its first step never comes to its own ``finally``.
+        pump, self._pump_task = self._pump_task, None
+        if pump is not None:
+            pump.cancel()
         self._fail(LogUnavailable(f"{self.topic} was given up: the log did not store it in time"), [])
 
     def _wake(self) -> None:
@@ -226,15 +284,32 @@ class Bridge:
         batch = Batch(self.topic, drafts, producer=self._producer, sequence=self._sequence)
         while True:
             try:
-                return await self._publish(batch)
+                appended = await self._publish(batch)
+                self._recovered()
+                return appended
             except TopicNotFound:
                 if self._create_topic is None:
                     raise
                 logger.warning("%s was deleted while its kernel lives: it is made anew", self.topic)
-                await self._create_topic()
+                try:
+                    await self._create_topic()
+                except LogUnavailable as error:
+                    await self._retry_later(error)
             except LogUnavailable as error:
-                logger.warning("%s: cannot be stored now, trying again: %s", self.topic, error)
-                await asyncio.sleep(RETRY_AFTER_S)
+                await self._retry_later(error)
+
+    async def _retry_later(self, error: LogUnavailable) -> None:
+        self._unwell = error
+        self._trouble.set()
+        if self._complaint.is_due():
+            logger.warning("%s: cannot be stored now, retrying: %s", self.topic, error)
+        await asyncio.sleep(RETRY_AFTER_S)
+
+    def _recovered(self) -> None:
+        if self._unwell is not None:
+            self._unwell = None
+            self._trouble.clear()
+            logger.info("%s: is stored again", self.topic)
 
     def _fail(self, error: Exception, batch: Sequence[Waiting]) -> None:
         """The log refuses the batch: there is nowhere to put anything."""

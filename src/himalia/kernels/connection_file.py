@@ -35,6 +35,10 @@ class ConnectionInfo(msgspec.Struct, frozen=True):
         separator = "-" if self.transport == "ipc" else ":"
         return f"{self.transport}://{self.ip}{separator}{number}"
 
+    @property
+    def is_encrypted(self) -> bool:
+        return bool(self.curve_publickey and self.curve_secretkey)
+
     def secure(self, socket: zmq.Socket[bytes]) -> None:
         """Give a socket the keys it needs, if this kernel encrypts."""
         if self.curve_publickey and self.curve_secretkey:

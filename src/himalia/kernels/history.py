@@ -15,6 +15,7 @@ import msgspec
 
 from himalia.errors import EpochChanged
 from himalia.kernels.channels import Channel
+from himalia.kernels.duration import StatusDates
 from himalia.kernels.outputs import BYTES_MAX, OutputFold, natural
 from himalia.kernels.records import (
     EVENT_CHANNEL,
@@ -56,11 +57,13 @@ class ExecutionFold:
         self._offset: int | None = None
         self._end = 0
         self._code: str | None = None
+        self._caller = ""
         self._execution_count: int | None = None
         self._error: ExecutionError | None = None
         self._queued_us: int | None = None
         self._sent_us: int | None = None
         self._started_us: int | None = None
+        self._dates = StatusDates()
         # What request_closed says; it is never empty, so it also tells whether there was one.
         self._closed: dict[str, Any] | None = None
         self._closed_us = 0
@@ -101,12 +104,16 @@ class ExecutionFold:
             reason=_text(closed, "reason") or "",
             execution_count=natural(self._execution_count),
             code=self._code or "",
+            caller=self._caller,
             outputs=self._fold.outputs,
             error=self._error,
             queued_us=_number(closed, "queued_us") or self._queued_us,
             sent_us=_number(closed, "sent_us") or self._sent_us,
             started_us=_number(closed, "started_us") or self._started_us,
             finished_us=_number(closed, "finished_us") or self._closed_us or None,
+            run_us=self._dates.run_us(
+                self._queued_us or self._sent_us, self._started_us, self._closed_us or None
+            ),
             counts=dict(self._counts),
             offset=self._offset,
             end=self._end,
@@ -176,8 +183,7 @@ class ExecutionFold:
         elif event == KernelEvent.REQUEST_QUEUED:
             self._begin(record, content)
             self._queued_us = _number(content, "queued_us") or record.ts_us
-        elif event == KernelEvent.REQUEST_SENT:
-            self._sent_us = _number(content, "sent_us") or record.ts_us
+            self._caller = _text(content, "caller") or ""
         elif event == KernelEvent.REQUEST_CLOSED:
             self._closed, self._closed_us = content, record.ts_us
             self._read_count(content)
@@ -185,6 +191,9 @@ class ExecutionFold:
     # What the messages of a request say of it beside their outputs
 
     def _read_status(self, message: KernelMessage) -> None:
+        if self._closed is not None:
+            return
+        self._dates.add(message)
         if self._started_us is None and message.decoded_content().get("execution_state") == "busy":
             self._started_us = message.received_us
 
@@ -272,10 +281,9 @@ async def find_request(log: Log, topic: str, request_id: str) -> int | None:
     return sent if queued is None else queued.offset
 
 
-async def last_iopub_id(log: Log, topic: str) -> str | None:
-    """The Jupyter ``msg_id`` of the newest message of IOPub in a kernel's topic, searched like a request."""
-    found = await _newest(log, topic, lambda record: headers_of(record).channel in _IOPUB_CHANNELS)
-    return None if found is None else message_of(found).msg_id
+async def last_iopub(log: Log, topic: str) -> Record | None:
+    """The newest message of IOPub in a kernel's topic, searched like a request."""
+    return await _newest(log, topic, lambda record: headers_of(record).channel in _IOPUB_CHANNELS)
 
 
 def _add_chunk(fold: ExecutionFold, chunk: Chunk, end: int, *, late: bool) -> int:

@@ -7,10 +7,10 @@ import hashlib
 import logging
 import os
 import re
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
+from typing import Any
 from uuid import NAMESPACE_URL, uuid4, uuid5
 
 import msgspec
@@ -18,36 +18,36 @@ import zmq
 from jupyter_client.kernelspec import KernelSpecManager
 
 from himalia.errors import (
-    BadRequest,
     ExecutionNotFound,
     HimaliaError,
     KernelNotFound,
     KernelUnavailable,
+    LogUnavailable,
     TooManyKernels,
     TopicNotFound,
 )
-from himalia.kernels.bridge import Bridge
-from himalia.kernels.broker import IopubBroker
-from himalia.kernels.connection_file import ConnectionInfo, find_connection_file, read_connection_file
-from himalia.kernels.history import find_request, last_iopub_id, read_execution
-from himalia.kernels.intake import SPOOL_WAS_FULL, Bookmark, Intake
+from himalia.kernels.connection_file import find_connection_file, read_connection_file
+from himalia.kernels.encryption import check_attachable
+from himalia.kernels.history import find_request, read_execution
+from himalia.kernels.intake import Bookmark
 from himalia.kernels.iopub import IopubThread
-from himalia.kernels.keeping import KeeperGone, found_keepers, remove_leftovers
+from himalia.kernels.keeping import KeeperGone, found_keepers
 from himalia.kernels.kernel import TOPIC_PREFIX, Kernel
+from himalia.kernels.leftovers import Leftovers
 from himalia.kernels.parts import Parts
+from himalia.kernels.probe import check_listening
 from himalia.kernels.process import KernelProcess
 from himalia.kernels.records import KernelEvent, event_draft
 from himalia.kernels.recovery import (
     OpenRequest,
-    closing_draft,
-    has_ended,
-    left_connection_file,
+    bookmark_in,
     open_requests,
     parents_in,
 )
 from himalia.kernels.result import ExecutionResult
 from himalia.kernels.tracing import RequestTracing
 from himalia.kernels.wire import Wire
+from himalia.log import sqlite_path
 from himalia.log.contract import Batch
 from himalia.pubsub import PubSubManager
 from himalia.record import now_us
@@ -58,6 +58,9 @@ logger = logging.getLogger("himalia.kernels")
 
 DEFAULT_NAME = "python3"
 CULL_LOOK_S = 5.0
+SETTLE_WITHIN_S = 10.0
+"""How long a server that starts waits until what kernels left, which are gone, is in the log."""
+CANCEL_WITHIN_S = 2.0
 LISTENS_WITHIN_S = 3.0
 _FILE_ID = re.compile(r"kernel-([A-Za-z0-9_-]{1,100})\.json\Z")
 
@@ -90,25 +93,35 @@ class KernelHost:
         self._tracing = tracing
         self._clock = clock
         self._starting = 0
+        # Could not be started, and are being ended: not listed, and not to be forgotten at the end.
+        self._failed: set[Kernel] = set()
         self._attaching: dict[str, asyncio.Task[Kernel]] = {}
         self._is_closing = False
-        self._background: list[asyncio.Task[None]] = []
-        self._directory = _directory_of(manager.log.url)
+        self._leftovers = Leftovers(manager, settings)
+        self._background: set[asyncio.Task[None]] = set()
+        self._directory, *self._earlier_directories = _directories_of(manager.log.url)
 
     async def open(self) -> None:
         """Begin to listen, and find the kernels again that an earlier server left behind."""
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._parts = Parts(self._manager, IopubThread(), context, self._settings, self._tracing, self._clock)
         self._parts.iopub.start()
-        kept = found_keepers(self._directory)
+        kept = [
+            found
+            for directory in (self._directory, *self._earlier_directories)
+            for found in found_keepers(directory)
+        ]
         known = {TOPIC_PREFIX + directory.name for directory in kept}
         topics = [info.name for info in await self._manager.log.topics() if info.name not in known]
         for directory in kept:
             await self._find_again(directory)
+        if self._background:
+            # What takes longer, because there is much to read or the disk is full, does not delay the start.
+            await asyncio.wait(self._background, timeout=SETTLE_WITHIN_S)
         await asyncio.gather(*[self._attach_again(attached) for attached in self._remembered()])
-        self._background.append(asyncio.create_task(self._close_forgotten(topics)))
+        self._spawn(self._leftovers.close_forgotten(topics, self._is_forgotten))
         if self._settings.kernel_cull_s:
-            self._background.append(asyncio.create_task(self._cull()))
+            self._spawn(self._cull())
 
     async def close(self) -> None:
         """Stop all kernels, or leave them to their keepers if the settings say so; foreign ones live on.
@@ -118,7 +131,9 @@ class KernelHost:
         self._is_closing = True
         for task in self._background:
             task.cancel()
-        kernels = list(self.kernels.values())
+        if self._background:
+            await asyncio.wait(self._background, timeout=CANCEL_WITHIN_S)
+        kernels = [*self.kernels.values(), *self._failed]
         stay = self._settings.kernels_stay
         try:
             ends = await asyncio.gather(
@@ -144,10 +159,21 @@ class KernelHost:
             raise KernelNotFound(kernel_id) from None
 
     async def start(
-        self, name: str | None = None, *, cwd: Path | None = None, env: dict[str, str] | None = None
+        self,
+        name: str | None = None,
+        *,
+        cwd: Path | None = None,
+        env: dict[str, str] | None = None,
+        owner: str | None = None,
     ) -> Kernel:
-        """Start a kernel; returns when it answers. Raises ``KernelFailed``, ``BadRequest`` or ``TooManyKernels``."""
+        """Start a kernel; returns when it answers.
+
+        Raises ``KernelFailed``, ``BadRequest`` or ``TooManyKernels``; ``LogUnavailable`` if nothing can be stored.
+        """
         self._check_room()
+        health = await self._manager.log.health()
+        if not health.ok:
+            raise LogUnavailable(health.problem or "the log cannot store now")
         kernel_id, name = str(uuid4()), name or DEFAULT_NAME
         if cwd is not None and not await asyncio.to_thread(cwd.is_dir):
             cwd = None  # as Jupyter does: a notebook's folder may not exist on this machine
@@ -155,13 +181,23 @@ class KernelHost:
         try:
             directory = self._directory / "kernels" / kernel_id
             process = await KernelProcess.start(
-                kernel_id, name, directory, self._settings, cwd=cwd, env=env, specs=self.specs
+                kernel_id,
+                name,
+                directory,
+                self._settings,
+                cwd=cwd,
+                env=env,
+                specs=self.specs,
+                # The directory of a log in memory is named after this process: no other server finds it.
+                keeps_files=not self._manager.log.url.startswith("memory:"),
             )
-            kernel = Kernel(kernel_id, name, self._parts, process, self._ended)
+            kernel = Kernel(kernel_id, name, self._parts, process, self._ended, owner)
             try:
-                await kernel.open(process.connection, KernelEvent.STARTED, pid=process.pid)
+                await kernel.open(
+                    process.connection, KernelEvent.STARTED, pid=process.pid, caller=owner or ""
+                )
             except BaseException:
-                await kernel.stop("it did not start")
+                await self._give_up(kernel)
                 raise
             self.kernels[kernel_id] = kernel
         finally:
@@ -170,8 +206,14 @@ class KernelHost:
             raise KernelUnavailable(f"kernel {kernel_id} died at once", kernel_id=kernel_id)
         return kernel
 
-    async def attach(self, connection_file: str) -> Kernel:
-        """Listen to a kernel that something else started; returns when it answers."""
+    async def attach(
+        self, connection_file: str, owner: str | None = None, *, within_s: float = LISTENS_WITHIN_S
+    ) -> Kernel:
+        """Listen to a kernel that something else started; returns when it answers.
+
+        It is ``owner``'s, unless its topic is from an earlier time and another's. ``KernelUnavailable`` if nothing
+        listens there within the time given.
+        """
         path = find_connection_file(connection_file)
         attached = Attached(self._id_of(path), str(path))
         if attached.kernel_id in self.kernels:
@@ -180,16 +222,22 @@ class KernelHost:
         attaching = self._attaching.get(attached.kernel_id)
         if attaching is None:
             self._check_room()
-            attaching = asyncio.create_task(self._attach_anew(attached))
+            attaching = asyncio.create_task(self._attach_anew(attached, owner, within_s))
             self._attaching[attached.kernel_id] = attaching
             attaching.add_done_callback(lambda _: self._attaching.pop(attached.kernel_id, None))
             return await attaching
         return await asyncio.shield(attaching)
 
-    async def stop(self, kernel_id: str, reason: str = "asked to") -> None:
-        """End a kernel; a foreign one is only let go."""
+    async def stop(self, kernel_id: str, reason: str = "asked to", caller: str = "") -> None:
+        """End a kernel; a foreign one is only detached.
+
+        ``LogUnavailable`` if what it said last cannot be stored now: it ends all the same, when that is stored.
+        """
         kernel = self.get(kernel_id)
-        await kernel.stop(reason)
+        stopping = asyncio.ensure_future(kernel.stop(reason, caller))
+        if not await kernel.bridge.done_or_unwell(stopping):
+            kernel.bridge.check_well()
+        await stopping
         self._forget(kernel_id)
 
     # Executions
@@ -220,21 +268,21 @@ class KernelHost:
         try:
             process = await KernelProcess.find(directory, self.specs)
         except KeeperGone:
-            await self._bury(directory)
+            self._spawn(self._leftovers.settle(directory))
             return
         except (HimaliaError, OSError, LookupError, msgspec.MsgspecError):
             # One that another version left, for instance: it may not keep the server from starting.
             logger.exception("kernel %s cannot be attached to again", kernel_id)
             return
         try:
-            wanted = await last_iopub_id(log, topic) or ""
+            bookmark = await bookmark_in(log, topic)
             found = await open_requests(log, topic)
         except TopicNotFound:
-            await self._manager.create_topic(topic)
-            wanted, found = "", []
+            # Its first record makes it.
+            bookmark, found = Bookmark(), []
         await self._mark_sent(process, found)
         kernel = self.kernels[kernel_id] = Kernel(kernel_id, process.name, self._parts, process, self._ended)
-        await kernel.resume(process.connection, wanted, found)
+        await kernel.resume(process.connection, bookmark, found)
         logger.info("attached to kernel %s again, %d requests open", kernel_id, len(found))
 
     async def _mark_sent(self, process: KernelProcess, found: Sequence[OpenRequest]) -> None:
@@ -248,93 +296,28 @@ class KernelHost:
             if request.request_id in parents:
                 request.sent_us = request.sent_us or now_us()
 
-    async def _bury(self, directory: Path) -> None:
-        """The keeper is gone too: store what its spool has, close what was open, and remove what it left."""
-        kernel_id = directory.name
-        reason = "its keeper was gone when the server came back"
-        try:
-            await self._read_left_spool(directory)
-            await self._close_gone(kernel_id, reason)
-        except TopicNotFound:
-            pass
-        await asyncio.to_thread(remove_leftovers, directory)
-
-    async def _read_left_spool(self, directory: Path) -> None:
-        """Append to the topic what a spool has behind the topic's last message."""
-        kernel_id = directory.name
-        topic = TOPIC_PREFIX + kernel_id
-        wanted = await last_iopub_id(self._manager.log, topic) or ""
-        try:
-            connection = read_connection_file(left_connection_file(directory))
-        except BadRequest as error:
-            logger.warning("what the spool of kernel %s has cannot be checked: %s", kernel_id, error)
-            return
-        bridge = Bridge(self._manager.publish, topic, kernel_id, bytes_max=self._settings.kernel_buffer_bytes)
-        broker = IopubBroker()
-        broker.add_global_subscriber(bridge)
-        gaps: list[int] = []
-        intake = Intake(
-            broker,
-            Wire(
-                connection.key.encode(),
-                scheme=connection.signature_scheme,
-                bytes_max=self._settings.kernel_message_bytes_max,
-            ),
-            directory,
-            Bookmark(wanted=wanted),
-            is_blocked=lambda: bridge.overflowed,
-            on_gap=gaps.append,
-        )
-        finished = threading.Event()
-        await asyncio.to_thread(intake.finish, finished.set)
-        while not finished.is_set():
-            if not await asyncio.to_thread(intake.read):
-                # It waits for the log.
-                await asyncio.sleep(0.05)
-        intake.close()
-        for count in gaps:
-            bridge.put(event_draft(kernel_id, KernelEvent.GAP, count=count, reason=SPOOL_WAS_FULL))
-        await bridge.close()
-
-    async def _close_gone(self, kernel_id: str, reason: str) -> None:
-        """Close what a kernel that is gone left open, and say that it is gone."""
-        topic = TOPIC_PREFIX + kernel_id
-        drafts = [
-            closing_draft(kernel_id, request, f"the kernel is gone: {reason}")
-            for request in await open_requests(self._manager.log, topic)
-        ]
-        drafts.append(event_draft(kernel_id, KernelEvent.DIED, reason=reason))
-        await self._manager.publish(Batch(topic, drafts))
-
-    async def _close_forgotten(self, topics: Sequence[str]) -> None:
-        """Kernels of which nothing is left but their topic: their lease was over, or the machine was restarted."""
-        if not self._manager.log.url.startswith("sqlite:"):
-            return  # other servers may have kernels on the same log
-        for topic in topics:
-            kernel_id = topic.removeprefix(TOPIC_PREFIX)
-            if kernel_id == topic or kernel_id in self.kernels or kernel_id in self._attaching:
-                continue
-            try:
-                if not await has_ended(self._manager.log, topic):
-                    await self._close_gone(kernel_id, "nothing was left of it when the server came back")
-            except HimaliaError as error:
-                logger.warning("%s cannot be closed: %s", topic, error)
-
-    async def _attach_anew(self, attached: Attached) -> Kernel:
-        kernel = await self._attach(attached, KernelEvent.ATTACHED)
+    async def _attach_anew(self, attached: Attached, owner: str | None, within_s: float) -> Kernel:
+        kernel = await self._attach(attached, KernelEvent.ATTACHED, owner, within_s)
         self._remember(attached)
         return kernel
 
-    async def _attach(self, attached: Attached, event: KernelEvent) -> Kernel:
+    async def _attach(
+        self,
+        attached: Attached,
+        event: KernelEvent,
+        owner: str | None = None,
+        within_s: float = LISTENS_WITHIN_S,
+    ) -> Kernel:
         connection = read_connection_file(Path(attached.connection_file))
-        await _check_listens(connection)
+        check_attachable(connection, attached.connection_file, self._settings.kernel_encryption)
+        await check_listening(connection, within_s=within_s)
         name = connection.kernel_name or "attached"
-        kernel = Kernel(attached.kernel_id, name, self._parts, None, self._ended)
+        kernel = Kernel(attached.kernel_id, name, self._parts, None, self._ended, owner)
         kernel.connection_file = attached.connection_file
         try:
-            await kernel.open(connection, event, connection_file=attached.connection_file)
+            await kernel.open(connection, event, connection_file=attached.connection_file, caller=owner or "")
         except BaseException:
-            await kernel.let_go()
+            await (kernel.abandon() if kernel.bridge.unwell else kernel.let_go())
             raise
         self.kernels[attached.kernel_id] = kernel
         return kernel
@@ -353,7 +336,7 @@ class KernelHost:
             logger.warning("kernel %s is not attached again: %s", kernel_id, error)
             self._forget(kernel_id)
             return
-        kernel.go_on_with(found)
+        await kernel.go_on_with(found)
         kernel.settle_adopted()
 
     def _remembered(self) -> list[Attached]:
@@ -381,10 +364,27 @@ class KernelHost:
             return named[1]
         return str(uuid5(NAMESPACE_URL, path.as_uri()))
 
+    def _is_forgotten(self, topic: str) -> bool:
+        """Whether a topic is of a kernel that is not known here. On a log that is shared it may be another server's."""
+        kernel_id = topic.removeprefix(TOPIC_PREFIX)
+        is_known = kernel_id == topic or kernel_id in self.kernels or kernel_id in self._attaching
+        return not is_known and self._manager.log.url.startswith("sqlite:")
+
     # Ending
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def _give_up(self, kernel: Kernel) -> None:
+        """End a kernel that did not start; what is to be said of it follows where the log cannot store it now."""
+        self._failed.add(kernel)
+        await kernel.bridge.done_or_unwell(asyncio.ensure_future(kernel.stop("it did not start")))
 
     def _ended(self, kernel: Kernel) -> None:
         self.kernels.pop(kernel.id, None)
+        self._failed.discard(kernel)
         if self.on_ended is not None:
             self.on_ended(kernel)
         if not self._is_closing:
@@ -404,7 +404,7 @@ class KernelHost:
         while True:
             await asyncio.sleep(min(CULL_LOOK_S, idle_s / 2))
             for kernel in list(self.kernels.values()):
-                silent_s = (now_us() - kernel.last_activity_us) / 1e6
+                silent_s = kernel.silent_s
                 if not kernel.is_foreign and not kernel.is_busy and silent_s >= idle_s:
                     logger.info("kernel %s did nothing for %.0f s", kernel.id, silent_s)
                     try:
@@ -413,27 +413,16 @@ class KernelHost:
                         logger.warning("kernel %s was not stopped: %s", kernel.id, error)
 
 
-def _directory_of(log_url: str) -> Path:
-    """Where this log's kernels are kept. A log in memory is gone with its server, and so is its directory's name."""
-    name = f"{log_url}#{os.getpid()}" if log_url.startswith("memory:") else log_url
-    return runtime_directory() / f"log-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
+def _directories_of(log_url: str) -> list[Path]:
+    """Where this log's kernels are kept, by whatever name the log was opened, and where an earlier version kept them.
 
-
-async def _check_listens(connection: ConnectionInfo) -> None:
-    """Raises ``KernelUnavailable`` where there is no kernel: one that does not answer is waited for much longer."""
-    if connection.transport != "tcp":
-        return
-    deadline_s = time.monotonic() + LISTENS_WITHIN_S
-    while True:
-        try:
-            async with asyncio.timeout(LISTENS_WITHIN_S):
-                _, writer = await asyncio.open_connection(connection.ip, connection.hb_port)
-            writer.close()
-            return
-        except (OSError, TimeoutError) as error:
-            if time.monotonic() >= deadline_s:
-                raise KernelUnavailable(
-                    f"nobody listens at {connection.endpoint('hb')}: this kernel has ended ({error})"
-                ) from None
-        # It may be starting.
-        await asyncio.sleep(0.1)
+    A log in memory is gone with its server, and so is its directory's name.
+    """
+    names = [log_url]
+    if log_url.startswith("memory:"):
+        names = [f"{log_url}#{os.getpid()}"]
+    elif log_url.startswith("sqlite:"):
+        # An earlier version went by the name that was given, also if that was a symbolic link.
+        names.insert(0, f"sqlite://{sqlite_path(log_url).resolve()}")
+    digests = [hashlib.sha256(name.encode()).hexdigest()[:12] for name in dict.fromkeys(names)]
+    return [runtime_directory() / f"log-{digest}" for digest in digests]

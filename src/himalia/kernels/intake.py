@@ -24,6 +24,7 @@ BATCH_MAX = 512
 BATCH_BYTES_MAX = 8 << 20
 SPOOL_WAS_FULL = "the spool was full"
 """Why messages are missing, as the topic has it."""
+OnGap = Callable[[int | None], None]
 
 
 class _Header(msgspec.Struct, gc=False):
@@ -40,9 +41,12 @@ def _never() -> bool:
 class Bookmark:
     """Where the reading of a spool stands; it outlives the processes of the kernel, as the spool does."""
 
-    def __init__(self, *, wanted: str = "") -> None:
-        """``wanted`` is the id of the last message that an earlier server has stored: its number is not known."""
-        self.after = -1
+    def __init__(self, after: int = -1, *, wanted: str = "") -> None:
+        """``after`` is the number of the last message that an earlier server has stored.
+
+        Records of 0.1 do not tell it; then ``wanted`` is the id of that message.
+        """
+        self.after = after
         """The number of what was routed last."""
         self.wanted = wanted
         """Until it was found in the spool; then empty."""
@@ -52,7 +56,8 @@ class Intake:
     """Routes what a spool has behind a bookmark, and moves that on. All of it runs in one thread at a time.
 
     While ``is_blocked`` nothing is read: it stays where it is. ``on_gap`` is told how many messages the spool had to
-    give up before they were read, ``on_faults`` of those that are no messages.
+    give up before they were read, None if that is not known, before the message behind the gap is routed;
+    ``on_faults`` is told of what is no message.
     """
 
     def __init__(
@@ -64,7 +69,7 @@ class Intake:
         *,
         is_blocked: Callable[[], bool] = _never,
         on_faults: Callable[[Sequence[Fault]], None] | None = None,
-        on_gap: Callable[[int], None] | None = None,
+        on_gap: OnGap | None = None,
     ) -> None:
         self._broker = broker
         self._wire = wire
@@ -75,8 +80,11 @@ class Intake:
         self._on_gap = on_gap
         self._on_finished: Callable[[], None] | None = None
         self._reader = SpoolReader(directory, bookmark.after)
+        # Read, and not routed yet: it stands behind a gap.
+        self._held: list[Spooled] = []
         self._complaint = Seldom()
         self._refusal = Seldom()
+        self._error: OSError | None = None
         self.is_live = False
         """Whether the spool was read to its end."""
 
@@ -85,14 +93,15 @@ class Intake:
         if self._is_blocked():
             return False
         try:
-            batch = self._reader.read(BATCH_MAX, BATCH_BYTES_MAX)
+            batch, self._held = self._held or self._reader.read(BATCH_MAX, BATCH_BYTES_MAX), []
         except OSError as error:
             self._fail(error)
             return False
+        self._error = None
         if self._bookmark.wanted:
             batch = self._behind_wanted(batch)
-        self._route(batch)
-        self.is_live = self._reader.is_at_end
+        self._route(self._up_to_gap(batch))
+        self.is_live = self._reader.is_at_end and not self._held
         if self.is_live:
             self._tell_finished()
         return not self.is_live
@@ -107,11 +116,17 @@ class Intake:
         self._on_finished = on_finished
         self.read()
 
+    def check(self) -> None:
+        """Raises OSError if the spool could not be read when that was last tried."""
+        if self._error is not None:
+            raise self._error
+
     def close(self) -> None:
         self._reader.close()
 
     def _fail(self, error: OSError) -> None:
         self.is_live = False
+        self._error = error
         if self._complaint.is_due():
             logger.error("the spool in %s cannot be read: %s", self._directory, error)
         # A kernel's end is told all the same.
@@ -134,16 +149,38 @@ class Intake:
             bookmark.wanted = ""
             self._reader.close()
             self._reader = SpoolReader(self._directory)
+            self._skip_to_first()
         return []
+
+    def _skip_to_first(self) -> None:
+        """The number of what was stored last is not known, so how many are missing is not either."""
+        first = self._reader.read(1)
+        self._reader.close()
+        self._reader = SpoolReader(self._directory)
+        if first:
+            self._bookmark.after = first[0].seq - 1
+            self._tell_gap(None)
+
+    def _up_to_gap(self, batch: list[Spooled]) -> list[Spooled]:
+        """What stands before the first gap within a batch; the rest has the next turn, behind the record of the gap."""
+        for at in range(1, len(batch)):
+            if batch[at].seq > batch[at - 1].seq + 1:
+                self._held = batch[at:]
+                return batch[:at]
+        return batch
+
+    def _tell_gap(self, count: int | None) -> None:
+        if self._on_gap is not None:
+            self._on_gap(count)
 
     def _route(self, batch: Sequence[Spooled]) -> None:
         messages: list[KernelMessage] = []
         bookmark = self._bookmark
         for seq, frames in batch:
-            if seq > bookmark.after + 1 and self._on_gap is not None:
-                self._on_gap(seq - bookmark.after - 1)
+            if seq > bookmark.after + 1:
+                self._tell_gap(seq - bookmark.after - 1)
             bookmark.after = seq
-            decoded = self._wire.decode(frames)
+            decoded = self._wire.decode(frames, seq)
             if isinstance(decoded, KernelMessage):
                 messages.append(decoded)
             else:

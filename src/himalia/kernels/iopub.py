@@ -20,7 +20,7 @@ from himalia.kernels.broker import IopubBroker
 from himalia.kernels.connection_file import ConnectionInfo
 from himalia.kernels.keeper.flood import Flood
 from himalia.kernels.seldom import Seldom
-from himalia.kernels.wire import Fault, KernelMessage, Wire
+from himalia.kernels.wire import NOT_ON_IOPUB, Fault, KernelMessage, Wire
 
 logger = logging.getLogger("himalia.kernels.iopub")
 
@@ -384,7 +384,8 @@ def start_iopub_thread(
     Comes back when the kernel was heard: new ones welcome whoever listens, so that nothing of a request that is sent
     then is missed. One that says nothing within so many seconds is listened to all the same.
     """
-    wire = Wire(connection.key.encode(), scheme=connection.signature_scheme)
+    scheme = connection.signature_scheme
+    wire = Wire(connection.key.encode(), scheme=scheme, refused_types=NOT_ON_IOPUB)
     first = _FirstWord()
     broker.add_global_subscriber(first)
     thread = IopubThread()

@@ -18,7 +18,9 @@ from typing import Any
 import msgspec
 
 from himalia.errors import HimaliaError
+from himalia.kernels.environment import kernel_environment
 from himalia.kernels.keeper import place
+from himalia.kernels.keeper.limits import Limits
 from himalia.kernels.keeper.logfile import log_tail
 from himalia.kernels.keeper.spool import SPOOL_BYTES_MAX, Spooled, read_spool
 
@@ -27,12 +29,14 @@ __all__ = [
     "KeeperGone",
     "KeeperInfo",
     "KeeperRefused",
+    "KernelExit",
     "KernelNotStarted",
     "Launch",
     "SpoolState",
     "Spooled",
     "follow",
     "found_keepers",
+    "left_exit",
     "log_tail",
     "read_spool",
     "remove_leftovers",
@@ -41,6 +45,7 @@ __all__ = [
 logger = logging.getLogger("himalia.kernels.keeping")
 
 KEEP_S = 600.0
+BUSY_KEEP_S = 86400.0
 GRACE_S = 5.0
 ANSWER_WITHIN_S = 10.0
 START_WITHIN_S = 60.0
@@ -73,9 +78,17 @@ class Launch(msgspec.Struct, kw_only=True, omit_defaults=False):
     """What a later server needs to start the kernel again. The keeper only remembers it, and not on disk."""
     keep_s: float = KEEP_S
     """How long to keep the kernel while no server is connected."""
+    busy_keep_s: float = BUSY_KEEP_S
+    """The same while it is busy, if that is longer; 0 for ever."""
+    keeps_files: bool = True
+    """Whether a later server can come for what the keeper leaves when it ends by itself."""
     spool_bytes_max: int = SPOOL_BYTES_MAX
     grace_s: float = GRACE_S
     """How long a kernel may take to end after SIGTERM, before SIGKILL."""
+    memory_max: int = 0
+    """Most bytes of address space; 0 for no limit."""
+    cpu_s_max: int = 0
+    """Most seconds of CPU time; 0 for no limit."""
 
 
 class SpoolState(msgspec.Struct, frozen=True):
@@ -111,6 +124,8 @@ class KeeperInfo(msgspec.Struct, frozen=True):
     alive: bool
     returncode: int | None
     spool: SpoolState
+    keeps_files: bool = False
+    """Whether it leaves the spool and the exit code for a later server when its lease is over; that of 0.1 does not."""
 
 
 class Keeper:
@@ -360,6 +375,27 @@ def follow(socket_path: str) -> socket.socket:
     return sock
 
 
+class KernelExit(msgspec.Struct, frozen=True):
+    """How a kernel ended, as its keeper left it for a later server."""
+
+    returncode: int | None = None
+    lost: int = 0
+    """How many of its last messages the disk did not take."""
+    reason: str = ""
+    """Why the keeper ended it; empty if it ended by itself."""
+    ended_us: int | None = None
+    limits: Limits = Limits()
+
+
+def left_exit(directory: Path) -> KernelExit | None:
+    """How the kernel in a directory ended; None if its keeper could not tell."""
+    about = place.read_about(directory) or {}
+    try:
+        return msgspec.convert(about["exit"], KernelExit)
+    except (KeyError, msgspec.ValidationError):
+        return None
+
+
 def found_keepers(runtime_dir: Path) -> list[Path]:
     """The directories of kernels that are or were kept: ``<runtime_dir>/kernels/<kernel_id>``."""
     return sorted(path.parent for path in runtime_dir.glob(f"kernels/*/{place.ABOUT_FILE}"))
@@ -401,6 +437,7 @@ def _spawn(directory: Path) -> socket.socket:
                 stdout=log,
                 stderr=log,
                 cwd=directory,
+                env=kernel_environment(os.environ),
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
             )

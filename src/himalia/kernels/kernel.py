@@ -7,21 +7,30 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine, Sequence
-from enum import StrEnum
 from typing import Any
 
 import msgspec
 
-from himalia.errors import HimaliaError, KernelFailed, KernelUnavailable, TopicExists
+from himalia.errors import HimaliaError, KernelFailed, KernelUnavailable, LogUnavailable, TopicExists
 from himalia.kernels.bridge import Bridge
 from himalia.kernels.broker import BrokerConfig, BrokerStats, IopubBroker
 from himalia.kernels.connection_file import ConnectionInfo
+from himalia.kernels.exit_reason import exit_reason
 from himalia.kernels.intake import SPOOL_WAS_FULL, Bookmark
+from himalia.kernels.keeper.limits import Limits
 from himalia.kernels.keeping import Keeper
 from himalia.kernels.link import Link
+from himalia.kernels.model import KernelModel, KernelState
 from himalia.kernels.parts import Parts
 from himalia.kernels.process import KernelProcess
-from himalia.kernels.records import KernelEvent, draft_of, event_draft
+from himalia.kernels.records import (
+    DISK_WAS_FULL,
+    KernelEvent,
+    draft_of,
+    event_draft,
+    gap_draft,
+    too_large_draft,
+)
 from himalia.kernels.recovery import OpenRequest
 from himalia.kernels.request import Code, Request
 from himalia.kernels.result import ExecutionStatus
@@ -29,7 +38,7 @@ from himalia.kernels.runner import Runner
 from himalia.kernels.shell import Asked, ShellPort
 from himalia.kernels.wire import Fault, FaultKind, KernelMessage
 from himalia.log.contract import Log
-from himalia.record import now_us
+from himalia.record import Draft, now_us
 
 logger = logging.getLogger("himalia.kernels")
 
@@ -47,35 +56,6 @@ ASKED_MAX = 16
 STARTS_MAX = 4
 """How often a process is started in all when other programs take its ports."""
 NOT_HEARD = "the kernel could not be heard for a while: it was restarted, or the connection broke"
-
-
-class KernelState(StrEnum):
-    """As Jupyter Server has it."""
-
-    STARTING = "starting"
-    IDLE = "idle"
-    BUSY = "busy"
-    RESTARTING = "restarting"
-    DEAD = "dead"
-    UNKNOWN = "unknown"
-
-
-class KernelModel(msgspec.Struct, frozen=True, kw_only=True):
-    """What is told of a kernel. The first five fields are Jupyter Server's."""
-
-    id: str
-    name: str
-    last_activity_us: int
-    execution_state: KernelState
-    connections: int
-    topic: str
-    is_foreign: bool
-    responding: bool
-    queued: int
-    active_request: str | None
-    pid: int | None
-    started_us: int
-    buffered_bytes: int
 
 
 class _Status(msgspec.Struct, gc=False):
@@ -99,11 +79,16 @@ class Kernel:
         parts: Parts,
         process: KernelProcess | None,
         on_ended: Callable[[Kernel], None],
+        owner: str | None = None,
     ) -> None:
         settings = parts.settings
         self.id = id
         self.name = name
         self.topic = TOPIC_PREFIX + id
+        self.owner = owner
+        """The caller whose kernel it is, as its topic has it."""
+        self.end_reason = self.ended_by = ""
+        """Why it ended, and the caller who had it stopped, where there is one."""
         # What happens to it is known here; whether it is busy is what it says, in the IOPub thread.
         self._phase = KernelState.STARTING
         self._said = KernelState.IDLE
@@ -152,6 +137,7 @@ class Kernel:
         """Where the reading of its spool stands."""
         self._heard = asyncio.Event()
         self._heard_s = 0.0
+        self._asked_s = time.monotonic()
         self._input: KernelMessage | None = None
         # Requests of our own of which the idle is waited for.
         self._turns: dict[str, asyncio.Event] = {}
@@ -201,6 +187,7 @@ class Kernel:
             execution_state=self.state,
             connections=connections,
             topic=self.topic,
+            owner=self.owner,
             is_foreign=self.is_foreign,
             responding=self._link.heartbeat.responding if self._link else False,
             queued=self.runner.queued,
@@ -210,30 +197,41 @@ class Kernel:
             buffered_bytes=self.bridge.buffered_bytes,
         )
 
+    @property
+    def silent_s(self) -> float:
+        """How long the kernel said nothing and was asked nothing, by a clock that cannot be set."""
+        return time.monotonic() - max(self._heard_s, self._asked_s)
+
     # Its life
 
     async def open(self, connection: ConnectionInfo, event: KernelEvent, **data: Any) -> None:
         """Make its topic, listen, and wait until it answers. ``event`` says how it came to be here."""
         await self._create_topic()
-        await self.bridge.put(event_draft(self.id, event, name=self.name, **data))
+        draft = event_draft(self.id, event, name=self.name, owner=self.owner, **data)
+        await self.bridge.stored(self.bridge.put(draft))
         await self._connect(connection)
 
-    async def resume(self, connection: ConnectionInfo, wanted: str, found: Sequence[OpenRequest]) -> None:
-        """Listen again after another server did: first what it missed, from the spool behind ``wanted``."""
-        await self.bridge.put(event_draft(self.id, KernelEvent.REATTACHED, name=self.name))
+    async def resume(
+        self, connection: ConnectionInfo, bookmark: Bookmark, found: Sequence[OpenRequest]
+    ) -> None:
+        """Listen again after another server did: first what it missed, from the spool behind the bookmark."""
+        self.owner = (await self.log.info(self.topic)).owner
+        self.bridge.put(event_draft(self.id, KernelEvent.REATTACHED, name=self.name, owner=self.owner))
         self._phase = KernelState.IDLE
         # Before listening: what the spool tells of them must find them.
-        self.go_on_with(found)
-        self.bookmark = Bookmark(wanted=wanted)
+        await self.go_on_with(found)
+        self.bookmark = bookmark
         self._listen(connection)
         self.runner.go()
         self.settle_adopted()
 
-    def go_on_with(self, found: Sequence[OpenRequest]) -> None:
+    async def go_on_with(self, found: Sequence[OpenRequest]) -> None:
         """Take over what an earlier server left open: what was sent goes on, the rest is closed."""
+        # By the log's time, as the requests are: this machine's clock may have jumped since.
+        reattached_us = (await self.log.info(self.topic)).last_ts_us
         for request in found:
             if request.was_sent:
-                self.runner.adopt(request)
+                self.runner.adopt(request, reattached_us)
             else:
                 self.runner.abort(request, "the server ended before it was sent")
         if self.runner.active is not None:
@@ -248,39 +246,44 @@ class Kernel:
         """Put code in line. The request can be found in the log when this returns."""
         self._check_alive()
         self.last_activity_us = now_us()
+        self._asked_s = time.monotonic()
         return await self.runner.submit(code)
 
-    async def interrupt(self) -> None:
+    async def interrupt(self, caller: str = "") -> None:
         self._check_alive()
         if self.process is not None:
             await self.process.interrupt()
         else:
             assert self._link is not None
             self._link.shell.send("control", "interrupt_request", {})
-        await self.bridge.put(event_draft(self.id, KernelEvent.INTERRUPTED))
+        await self._tell(event_draft(self.id, KernelEvent.INTERRUPTED, caller=caller))
 
-    async def restart(self, reason: str = "asked to") -> None:
-        """Start its process anew. Everything that waits ends as ``aborted``. A restart under way is joined."""
+    async def restart(self, reason: str = "asked to", caller: str = "") -> None:
+        """Start a new process for it. Everything that waits ends as ``aborted``. A restart under way is joined.
+
+        ``LogUnavailable`` while the log cannot store: the new process might not be heard, and nothing is done.
+        """
         process = self._own_process("restart")
         if self._restarting is None:
             self._check_alive()
-            self._restarting = self._loop.create_task(self._restart(process, reason))
+            self.bridge.check_well()
+            self._restarting = self._loop.create_task(self._restart(process, reason, caller))
             # Whoever asked may not wait for it.
             self._restarting.add_done_callback(lambda task: task.cancelled() or task.exception())
         await asyncio.shield(self._restarting)
 
-    async def _restart(self, process: KernelProcess, reason: str) -> None:
+    async def _restart(self, process: KernelProcess, reason: str, caller: str = "") -> None:
         try:
             self._phase = KernelState.RESTARTING
             self.runner.end_all(ExecutionStatus.ABORTED, "the kernel was restarted")
-            await self.bridge.put(event_draft(self.id, KernelEvent.RESTARTING, reason=reason))
+            await self._tell(event_draft(self.id, KernelEvent.RESTARTING, reason=reason, caller=caller))
             # The spool is that of both processes: what is not read now is read later.
             await self._disconnect()
             await process.restart()
             self._said = KernelState.IDLE
             await self._connect(process.connection)
             self.started_us = now_us()
-            await self.bridge.put(event_draft(self.id, KernelEvent.RESTARTED, pid=process.pid))
+            await self._tell(event_draft(self.id, KernelEvent.RESTARTED, pid=process.pid, caller=caller))
         except HimaliaError as error:
             if self._ending is None:
                 self._end(KernelEvent.DIED, f"it could not be restarted: {error.message}")
@@ -288,11 +291,11 @@ class Kernel:
         finally:
             self._restarting = None
 
-    async def stop(self, reason: str = "asked to") -> None:
-        """End it; a foreign one is only let go. Returns when everything it said is in the log."""
+    async def stop(self, reason: str = "asked to", caller: str = "") -> None:
+        """End it; a foreign one is only detached. Returns when everything it said is in the log."""
         if self._ending is None:
             self.runner.end_all(ExecutionStatus.ABORTED, f"the kernel was stopped ({reason})")
-            self._end(KernelEvent.STOPPED, reason)
+            self._end(KernelEvent.STOPPED, reason, caller=caller)
         assert self._ending is not None
         # Whoever asked may go away; it ends all the same.
         await asyncio.shield(self._ending)
@@ -324,7 +327,7 @@ class Kernel:
         if self.process is not None:
             await self.process.let_go()
 
-    def answer(self, value: str) -> None:
+    def answer(self, value: str, caller: str = "") -> None:
         """Give what the running code asks for on stdin."""
         asked, self._input = self._input, None
         active = self.runner.active
@@ -332,7 +335,7 @@ class Kernel:
         is_asking = asked is not None and active is not None and asked.parent_id == active.id
         if asked is None or self._link is None or not is_asking:
             raise KernelUnavailable("the kernel does not ask for input now", kernel_id=self.id)
-        reply = self._link.shell.send_input_reply(value, asked)
+        reply = self._link.shell.send_input_reply(value, asked, username=caller or None)
         hidden = asked.decoded_content().get("password") is True
         if not hidden:
             self.bridge.put(draft_of(reply, self.id, "stdin"))
@@ -363,7 +366,7 @@ class Kernel:
         await self._disconnect()
         await process.move()
         # Not a restart: what waits goes on waiting.
-        await self.bridge.put(event_draft(self.id, KernelEvent.MOVED, pid=process.pid, reason=reason))
+        await self._tell(event_draft(self.id, KernelEvent.MOVED, pid=process.pid, reason=reason))
 
     async def _await_answer(self, connection: ConnectionInfo) -> None:
         link = self._listen(connection)
@@ -394,9 +397,9 @@ class Kernel:
 
     async def _create_topic(self) -> None:
         try:
-            await self._parts.manager.create_topic(self.topic)
+            await self._parts.manager.create_topic(self.topic, owner=self.owner)
         except TopicExists:
-            pass
+            self.owner = (await self.log.info(self.topic)).owner
 
     async def _ask_until_heard(self, link: Link) -> None:
         """Until IOPub is known to work: by the kernel's welcome, or by what it publishes for a request of ours."""
@@ -428,7 +431,7 @@ class Kernel:
             raise KernelFailed(
                 f"kernel {self.name!r} was stopped before it answered{self._last_words()}", kernel_id=self.id
             )
-        how = _how_it_ended(self.process.exited.result())
+        how = exit_reason(self.process.exited.result(), self.process.limits)
         raise KernelFailed(
             f"kernel {self.name!r} {how} before it answered{self._last_words()}", kernel_id=self.id
         )
@@ -447,6 +450,8 @@ class Kernel:
             await asked.reply
             # With its idle, all that the kernel said before has been heard too.
             await self._is_told(turn, IDLE_WITHIN_S)
+            # But requests hear of what is routed after the kernel does: their own idle may be in the same batch.
+            await link.routed()
         finally:
             del self._turns[asked.id]
         self.runner.settle_adopted()
@@ -539,33 +544,34 @@ class Kernel:
             if fault.kind is FaultKind.TOO_LARGE:
                 self._loop.call_soon_threadsafe(self._too_large, fault)
 
-    def gap(self, count: int) -> None:
+    def gap(self, count: int | None) -> None:
         """In the IOPub thread: the spool gave up messages before they were read."""
-        self._loop.call_soon_threadsafe(self._gap, count, SPOOL_WAS_FULL)
+        self.bridge.tell(self._gap_draft(count, SPOOL_WAS_FULL))
 
     def broken(self) -> None:
         """In the IOPub thread: nobody knows how much a foreign kernel said while it could not be heard."""
         self._loop.call_soon_threadsafe(self._gap, None, NOT_HEARD)
 
     def _too_large(self, fault: Fault) -> None:
-        self.bridge.put(
-            event_draft(
-                self.id,
-                KernelEvent.MESSAGE_TOO_LARGE,
-                request_id=fault.parent_id,
-                msg_type=fault.msg_type,
-                size_bytes=fault.size_bytes,
-                limit=self._parts.settings.kernel_message_bytes_max,
-            )
-        )
+        limit = self._parts.settings.kernel_message_bytes_max
+        self.bridge.put(too_large_draft(self.id, fault, limit))
+
+    async def _tell(self, draft: Draft) -> None:
+        """Write something that has happened; where the log cannot store it now, it follows when the log can."""
+        try:
+            await self.bridge.stored(self.bridge.put(draft))
+        except LogUnavailable as error:
+            logger.info("%s: an event is stored later: %s", self.topic, error)
 
     def _missed(self, count: int) -> None:
         self._gap(count, "the log was too slow, and this kernel has no spool")
 
     def _gap(self, count: int | None, reason: str) -> None:
+        self.bridge.put(self._gap_draft(count, reason))
+
+    def _gap_draft(self, count: int | None, reason: str) -> Draft:
         logger.warning("%s: %s messages are missing: %s", self.topic, count or "some", reason)
-        known: dict[str, Any] = {} if count is None else {"count": count}
-        self.bridge.put(event_draft(self.id, KernelEvent.GAP, **known, reason=reason))
+        return gap_draft(self.id, count, reason)
 
     # What is asked of it
 
@@ -575,6 +581,7 @@ class Kernel:
         return self._link.shell.send_execute_request(
             code.code,
             msg_id=request.id,
+            username=code.caller or None,
             silent=code.silent,
             store_history=code.store_history,
             allow_stdin=code.allow_stdin,
@@ -601,9 +608,10 @@ class Kernel:
     def _exited(self, returncode: int) -> None:
         if self.process is not None and self.process.lost:
             lost, self.process.lost = self.process.lost, 0
-            self._gap(lost, "the disk was full when the kernel ended")
+            self._gap(lost, DISK_WAS_FULL)
         if self._phase is KernelState.IDLE:
-            self._die(_how_it_ended(returncode), returncode=returncode)
+            limits = self.process.limits if self.process is not None else Limits()
+            self._die(exit_reason(returncode, limits), returncode=returncode)
 
     def _die(self, reason: str, **data: Any) -> None:
         if not self.is_alive:
@@ -619,12 +627,13 @@ class Kernel:
     async def _die_and_restart(self, process: KernelProcess, reason: str, data: dict[str, Any]) -> None:
         await self._hear_out()
         self.runner.end_all(ExecutionStatus.DIED, f"the kernel died: {reason}")
-        await self.bridge.put(event_draft(self.id, KernelEvent.DIED, reason=reason, **data))
+        await self._tell(event_draft(self.id, KernelEvent.DIED, reason=reason, **data))
         await self._restart(process, "it died")
 
     def _end(self, event: KernelEvent, reason: str, **data: Any) -> None:
         """Begin to end it, once."""
         assert self._ending is None
+        self.end_reason, self.ended_by = reason, data.get("caller", "")
         self._ending = self._loop.create_task(self._end_by(event, reason, data))
         self._ending.add_done_callback(self._finished)
         self._end_wanted.set_result(None)
@@ -656,7 +665,12 @@ class Kernel:
             self._on_ended(self)
 
     async def _before_release(self, keeper: Keeper) -> None:
+        """All of its spool is committed when this returns: it is about to be removed."""
         await self._hear_out()
+        if self._link is not None:
+            self._link.check()
+        await self.bridge.flush()
+        self.bridge.check()
 
     async def _end_restarting(self) -> None:
         if self._restarting is not None:
@@ -693,7 +707,3 @@ async def _within(seconds: float, work: Coroutine[Any, Any, object]) -> None:
         await asyncio.wait_for(work, seconds)
     except TimeoutError:
         logger.warning("a kernel's stdin socket does not answer")
-
-
-def _how_it_ended(returncode: int) -> str:
-    return f"killed by signal {-returncode}" if returncode < 0 else f"ended with code {returncode}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from himalia.kernels.bridge import Bridge
@@ -18,7 +18,7 @@ from himalia.kernels.parts import Parts
 from himalia.kernels.process import KernelProcess
 from himalia.kernels.runner import Runner
 from himalia.kernels.shell import ShellClient, ShellPort
-from himalia.kernels.wire import Fault, FaultKind, KernelMessage, Wire
+from himalia.kernels.wire import NOT_ON_IOPUB, Fault, FaultKind, KernelMessage, Wire
 
 
 class Owner(Protocol):
@@ -38,8 +38,8 @@ class Owner(Protocol):
     def faulty(self, faults: Sequence[Fault]) -> None:
         """In the IOPub thread: what came, and was no message."""
 
-    def gap(self, count: int) -> None:
-        """In the IOPub thread: so many messages are missing."""
+    def gap(self, count: int | None) -> None:
+        """In the IOPub thread: so many messages are missing before what comes next; None if that is not known."""
 
     def broken(self) -> None:
         """In the IOPub thread: the connection broke, and is there again."""
@@ -59,7 +59,7 @@ class Link:
         bytes_max = parts.settings.kernel_message_bytes_max
         self._iopub = parts.iopub
         self._shell_wire = Wire(key, scheme=scheme, bytes_max=bytes_max)
-        self._wire = Wire(key, scheme=scheme, bytes_max=bytes_max)
+        self._wire = Wire(key, scheme=scheme, bytes_max=bytes_max, refused_types=NOT_ON_IOPUB)
         self._intake: Intake | None = None
         self._feed: KernelFeed
         if process is None:
@@ -102,15 +102,28 @@ class Link:
         self._iopub.remove(self._feed)
         await asyncio.to_thread(self._feed.closed.wait)
 
+    async def routed(self) -> None:
+        """Returns when what is being routed now has reached all whom it is for."""
+        await self._told_by(self._iopub.call)
+
     async def finish(self) -> None:
         """The process has ended: returns when all that its spool has is on its way to the log."""
         if self._intake is None:
             return
-        loop, finished = asyncio.get_running_loop(), asyncio.Event()
+        intake = self._intake
+        await self._told_by(lambda tell: self._iopub.call(lambda: intake.finish(tell)))
+
+    def check(self) -> None:
+        """Raises OSError if the spool could not be read to its end."""
+        if self._intake is not None:
+            self._intake.check()
+
+    async def _told_by(self, ask: Callable[[Callable[[], None]], None]) -> None:
+        """Give the IOPub thread a function to call, and wait for that."""
+        loop, told = asyncio.get_running_loop(), asyncio.Event()
 
         def tell() -> None:
-            loop.call_soon_threadsafe(finished.set)
+            loop.call_soon_threadsafe(told.set)
 
-        intake = self._intake
-        self._iopub.call(lambda: intake.finish(tell))
-        await finished.wait()
+        ask(tell)
+        await told.wait()

@@ -8,12 +8,16 @@ import os
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from jupyter_client.kernelspec import KernelSpecManager, NoSuchKernel
 from jupyter_client.manager import AsyncKernelManager
 
 from himalia.errors import BadRequest, KernelFailed
 from himalia.kernels.connection_file import ConnectionInfo, read_connection_file
+from himalia.kernels.encryption import transport_encryption
+from himalia.kernels.environment import kernel_environment
+from himalia.kernels.keeper.limits import Limits
 from himalia.kernels.keeping import Keeper, KernelNotStarted, Spooled, read_spool, remove_leftovers
 from himalia.kernels.provisioner import KeeperProvisioner, let_go, reattach
 from himalia.settings import Settings
@@ -53,8 +57,12 @@ class KernelProcess:
         cwd: Path | None = None,
         env: dict[str, str] | None = None,
         specs: KernelSpecManager,
+        keeps_files: bool = True,
     ) -> KernelProcess:
-        """Start a kernel of this kernelspec. Raises ``BadRequest`` for an unknown one, ``KernelFailed`` otherwise."""
+        """Start a kernel of this kernelspec, with the variables of ``env`` beside the server's own.
+
+        Raises ``BadRequest`` for an unknown one, ``KernelFailed`` otherwise.
+        """
         manager = AsyncKernelManager(kernel_name=name, kernel_id=kernel_id, kernel_spec_manager=specs)
         try:
             spec = manager.kernel_spec
@@ -63,18 +71,22 @@ class KernelProcess:
         if spec is None:
             known = ", ".join(sorted(specs.find_kernel_specs())) or "none: pip install ipykernel"
             raise BadRequest(f"there is no kernelspec {name!r}; installed are: {known}", kernel_name=name)
+        manager.transport_encryption = transport_encryption(name, spec, settings.kernel_encryption)
         provisioner = KeeperProvisioner(
             kernel_id=kernel_id,
             kernel_spec=spec,
             parent=manager,
             directory=str(directory),
             keep_s=settings.kernel_keep_s,
+            busy_keep_s=settings.kernel_busy_keep_s,
+            keeps_files=keeps_files,
+            memory_max=settings.kernel_memory_max,
+            cpu_s_max=settings.kernel_cpu_s_max,
             spool_bytes_max=settings.kernel_spool_bytes,
         )
         manager.provisioner = provisioner
-        options = {} if cwd is None else {"cwd": str(cwd)}
-        if env is not None:
-            options["env"] = env  # type: ignore[assignment]
+        options: dict[str, Any] = {} if cwd is None else {"cwd": str(cwd)}
+        options["env"] = kernel_environment(os.environ, settings.kernel_env_keep, env)
         starting = asyncio.ensure_future(manager.start_kernel(**options))
         try:
             await asyncio.shield(starting)
@@ -110,6 +122,11 @@ class KernelProcess:
     @property
     def pid(self) -> int | None:
         return self._provisioner.pid
+
+    @property
+    def limits(self) -> Limits:
+        """Those that it was started with, by whichever server."""
+        return Limits(self._provisioner.memory_max, self._provisioner.cpu_s_max)
 
     @property
     def returncode(self) -> int | None:

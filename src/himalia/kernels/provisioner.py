@@ -12,11 +12,14 @@ from jupyter_client.connect import KernelConnectionInfo, LocalPortCache
 from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
 from jupyter_client.provisioning.local_provisioner import LocalProvisioner
-from traitlets import Float, Integer, Unicode, default
+from traitlets import Bool, Float, Integer, Unicode, default
 
+from himalia.kernels.command import kernel_command
+from himalia.kernels.environment import kernel_environment
 from himalia.kernels.keeper import place
 from himalia.kernels.keeper.spool import SPOOL_BYTES_MAX
 from himalia.kernels.keeping import (
+    BUSY_KEEP_S,
     GRACE_S,
     KEEP_S,
     Keeper,
@@ -44,7 +47,15 @@ class KeeperProvisioner(LocalProvisioner):
         config=True, help="Where the kernel is kept; by default under Himalia's runtime directory."
     )
     keep_s = Float(KEEP_S, config=True, help="Seconds to keep the kernel while no server is connected.")
+    busy_keep_s = Float(
+        BUSY_KEEP_S, config=True, help="The same while it is busy, if that is longer; 0 for ever."
+    )
+    keeps_files = Bool(
+        True, config=True, help="Whether a later server can come for what the keeper leaves at its end."
+    )
     spool_bytes_max = Integer(SPOOL_BYTES_MAX, config=True, help="The most that its output may take on disk.")
+    memory_max = Integer(0, config=True, help="Most bytes of address space; 0 for no limit.")
+    cpu_s_max = Integer(0, config=True, help="Most seconds of CPU time; 0 for no limit.")
     grace_s = Float(
         GRACE_S, config=True, help="Seconds from SIGTERM to SIGKILL when the keeper ends the kernel."
     )
@@ -146,8 +157,8 @@ class KeeperProvisioner(LocalProvisioner):
         assert manager is not None, "a kernel is started by its manager, who wrote the connection file"
         return Launch(
             kernel_id=str(self.kernel_id),
-            argv=[os.path.expanduser(part) for part in cmd],
-            env=dict(os.environ if env is None else env),
+            argv=kernel_command([os.path.expanduser(part) for part in cmd]),
+            env=kernel_environment(os.environ) if env is None else dict(env),
             cwd=os.path.abspath(os.path.expanduser(cwd or os.getcwd())),
             connection_file=os.path.realpath(manager.connection_file),
             kernel_name=manager.kernel_name,
@@ -157,10 +168,17 @@ class KeeperProvisioner(LocalProvisioner):
                 "args": {name: _plain(value) for name, value in (self._launch_args or {}).items()},
                 "kernel_spec": {**spec.to_dict(), "resource_dir": spec.resource_dir},
                 "keep_s": self.keep_s,
+                "busy_keep_s": self.busy_keep_s,
+                "memory_max": self.memory_max,
+                "cpu_s_max": self.cpu_s_max,
                 "spool_bytes_max": self.spool_bytes_max,
                 "grace_s": self.grace_s,
             },
             keep_s=self.keep_s,
+            busy_keep_s=self.busy_keep_s,
+            keeps_files=self.keeps_files,
+            memory_max=self.memory_max,
+            cpu_s_max=self.cpu_s_max,
             spool_bytes_max=self.spool_bytes_max,
             grace_s=self.grace_s,
         )
@@ -249,9 +267,15 @@ async def _managed(keeper: Keeper, kernel_spec_manager: KernelSpecManager | None
         kernel_spec=manager.kernel_spec,
         parent=manager,
         keep_s=launch["keep_s"],
+        busy_keep_s=launch.get("busy_keep_s", BUSY_KEEP_S),
+        memory_max=launch.get("memory_max", 0),
+        cpu_s_max=launch.get("cpu_s_max", 0),
         spool_bytes_max=launch["spool_bytes_max"],
         grace_s=launch["grace_s"],
     )
+    if not info.keeps_files:
+        # One of 0.1 would remove what it has when its lease is over, and knows no other for a busy kernel.
+        await keeper.stay(max(provisioner.keep_s, BUSY_KEEP_S))
     provisioner.adopt(keeper)
     provisioner.connection_info = manager.get_connection_info()
     # Otherwise a restart would look for new ports, and another kernel could be given these.

@@ -23,6 +23,10 @@ class PriorityQueue(Generic[T]):
         # The number decides between equals, so that items are never compared.
         heapq.heappush(self._heap, (-priority, self._pushed, item))
 
+    def peek(self) -> T:
+        """The one that ``pop`` would take."""
+        return self._heap[0][2]
+
     def pop(self) -> T:
         return heapq.heappop(self._heap)[2]
 

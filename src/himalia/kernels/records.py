@@ -11,18 +11,20 @@ from __future__ import annotations
 import json
 from base64 import b64encode
 from enum import StrEnum
-from typing import Any
+from typing import Any, Protocol
 from uuid import UUID, uuid4, uuid5
 
 import msgspec
 
-from himalia.kernels.wire import PROTOCOL_VERSION, KernelMessage
+from himalia.kernels.wire import PROTOCOL_VERSION, Fault, KernelMessage
 from himalia.record import Draft, Record, format_ts, now_us
 
 ID_LENGTH_MAX = 256
 EVENT_TYPE = "kernel_event"
 EVENT_CHANNEL = "kernel"
 EVENT_USERNAME = "himalia"
+DISK_WAS_FULL = "the disk was full when the kernel ended"
+"""Why the last messages of a kernel are missing."""
 
 _ID_NAMESPACE = UUID("7d0f6b0c-5c3e-5b1a-9b44-0c6a4d1f7a52")
 
@@ -41,7 +43,6 @@ class KernelEvent(StrEnum):
     STOPPED = "stopped"
     GAP = "gap"
     REQUEST_QUEUED = "request_queued"
-    REQUEST_SENT = "request_sent"
     REQUEST_CLOSED = "request_closed"
     MESSAGE_TOO_LARGE = "message_too_large"
 
@@ -66,12 +67,17 @@ class _Envelope(msgspec.Struct, gc=False):
     buffers: tuple[bytes, ...] = ()
 
 
+class _Numbered(msgspec.Struct, gc=False):
+    seq: str = ""
+
+
 class _Identity(msgspec.Struct, gc=False):
     msg_id: str = ""
 
 
 _encode = msgspec.json.Encoder().encode
 _decode_headers = msgspec.json.Decoder(RecordHeaders).decode
+_decode_numbered = msgspec.json.Decoder(_Numbered).decode
 _decode_envelope = msgspec.json.Decoder(_Envelope).decode
 _decode_identity = msgspec.json.Decoder(_Identity).decode
 
@@ -89,19 +95,36 @@ def draft_of(message: KernelMessage, kernel_id: str, channel: str) -> Draft:
         username=message.username,
         session=message.session,
     )
-    return Draft(record_id(message), _payload_of(message), _encode(headers))
+    encoded = _encode(headers)
+    if message.seq >= 0:
+        encoded = b'%b,"seq":"%d"}' % (encoded[:-1], message.seq)
+    return Draft(record_id(message), _payload_of(message), encoded)
+
+
+def seq_of(record: Record) -> int | None:
+    """The number of a record's message in its kernel's spool; None if it came another way, or 0.1 stored it."""
+    try:
+        seq = _decode_numbered(record.headers).seq
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    return int(seq) if seq.isdecimal() else None
 
 
 def event_draft(
-    kernel_id: str, event: str, /, *, request_id: str = "", session: str = "", **data: Any
+    kernel_id: str, event: str, /, *, request_id: str = "", session: str = "", caller: str = "", **data: Any
 ) -> Draft:
-    """An event of our own, in a message's clothes; ``data`` (anything JSON can say) stands beside its name."""
+    """An event of our own, in a message's clothes; ``data`` (anything JSON can say) stands beside its name.
+
+    ``caller`` is the name of who caused it; empty for what the server or the kernel does by itself.
+    """
     msg_id = str(uuid4())
+    if caller:
+        data["caller"] = caller
     header = {
         "msg_id": msg_id,
         "msg_type": EVENT_TYPE,
         "session": session,
-        "username": EVENT_USERNAME,
+        "username": caller or EVENT_USERNAME,
         "date": format_ts(now_us()),
         "version": PROTOCOL_VERSION,
     }
@@ -110,7 +133,7 @@ def event_draft(
         channel=EVENT_CHANNEL,
         parent_id=request_id,
         kernel_id=kernel_id,
-        username=EVENT_USERNAME,
+        username=caller or EVENT_USERNAME,
         session=session,
     )
     envelope = {
@@ -120,6 +143,46 @@ def event_draft(
         "content": {"event": event, **data},
     }
     return Draft(msg_id, _encoded(envelope), _encode(headers))
+
+
+class Ended(Protocol):
+    """What is known of a request when it is closed, by the server that ran it or by a later one."""
+
+    execution_count: int | None
+    queued_us: int
+    sent_us: int | None
+    started_us: int | None
+
+
+def closing_data(request: Ended, status: str, reason: str) -> dict[str, Any]:
+    """What ``request_closed`` says, whoever closes the request."""
+    return {
+        "status": str(status),
+        "reason": reason,
+        "execution_count": request.execution_count,
+        "queued_us": request.queued_us,
+        "sent_us": request.sent_us,
+        "started_us": request.started_us,
+        "finished_us": now_us(),
+    }
+
+
+def too_large_draft(kernel_id: str, fault: Fault, limit: int) -> Draft:
+    """A message that is not kept: what it was, and how large."""
+    return event_draft(
+        kernel_id,
+        KernelEvent.MESSAGE_TOO_LARGE,
+        request_id=fault.parent_id,
+        msg_type=fault.msg_type,
+        size_bytes=fault.size_bytes,
+        limit=limit,
+    )
+
+
+def gap_draft(kernel_id: str, count: int | None, reason: str) -> Draft:
+    """Messages are missing here: so many, or None if that is not known."""
+    known: dict[str, Any] = {} if count is None else {"count": count}
+    return event_draft(kernel_id, KernelEvent.GAP, **known, reason=reason)
 
 
 def headers_of(record: Record) -> RecordHeaders:

@@ -8,15 +8,20 @@ from typing import Any
 
 import msgspec
 
+from himalia.kernels.duration import StatusDates
+from himalia.kernels.history import last_iopub
+from himalia.kernels.intake import Bookmark
 from himalia.kernels.keeper import place
 from himalia.kernels.keeper.spool import Spooled
 from himalia.kernels.records import (
     EVENT_CHANNEL,
     KernelEvent,
     RecordHeaders,
+    closing_data,
     event_draft,
     headers_of,
     message_of,
+    seq_of,
 )
 from himalia.kernels.result import ExecutionStatus
 from himalia.kernels.wire import KernelMessage, Wire
@@ -35,11 +40,13 @@ class OpenRequest(msgspec.Struct, kw_only=True):
     code: str = ""
     priority: int = 0
     timeout_s: float | None = None
+    caller: str = ""
     sent_us: int | None = None
     started_us: int | None = None
     execution_count: int | None = None
     has_failed: bool = False
     is_idle: bool = False
+    dates: StatusDates = msgspec.field(default_factory=StatusDates)
 
     @property
     def was_sent(self) -> bool:
@@ -55,13 +62,17 @@ def closing_draft(kernel_id: str, request: OpenRequest, reason: str) -> Draft:
         kernel_id,
         KernelEvent.REQUEST_CLOSED,
         request_id=request.request_id,
-        status=str(status),
-        reason=reason,
-        execution_count=request.execution_count,
-        queued_us=request.queued_us,
-        sent_us=request.sent_us,
-        started_us=request.started_us,
+        **closing_data(request, status, reason),
     )
+
+
+async def bookmark_in(log: Log, topic: str) -> Bookmark:
+    """Where to go on with a kernel's spool: behind the last of its messages that is in the topic."""
+    last = await last_iopub(log, topic)
+    if last is None:
+        return Bookmark()
+    seq = seq_of(last)
+    return Bookmark(wanted=message_of(last).msg_id) if seq is None else Bookmark(seq)
 
 
 async def has_ended(log: Log, topic: str) -> bool:
@@ -128,6 +139,7 @@ def _take_event(found: dict[str, OpenRequest], record: Record, headers: RecordHe
             code=str(content.get("code", "")),
             priority=int(content.get("priority", 0)),
             timeout_s=content.get("timeout_s"),
+            caller=str(content.get("caller", "")),
         )
     elif content.get("event") == KernelEvent.REQUEST_CLOSED:
         found.pop(request_id, None)
@@ -135,7 +147,9 @@ def _take_event(found: dict[str, OpenRequest], record: Record, headers: RecordHe
 
 def _take_message(request: OpenRequest, record: Record, headers: RecordHeaders) -> None:
     if headers.msg_type == "status":
-        state = message_of(record, headers).decoded_content().get("execution_state")
+        message = message_of(record, headers)
+        request.dates.add(message)
+        state = message.decoded_content().get("execution_state")
         if state == "busy":
             request.started_us = request.started_us or record.ts_us
         request.is_idle = request.is_idle or state == "idle"

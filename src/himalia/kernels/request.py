@@ -11,6 +11,7 @@ from uuid import uuid4
 import msgspec
 
 from himalia.kernels.channels import Channel
+from himalia.kernels.duration import StatusDates
 from himalia.kernels.result import ExecutionStatus
 from himalia.kernels.wire import KernelMessage
 from himalia.record import now_us
@@ -29,6 +30,8 @@ class Code(msgspec.Struct, frozen=True, kw_only=True):
     store_history: bool = True
     allow_stdin: bool = False
     stop_on_error: bool = True
+    caller: str = ""
+    """Who asks, by its qualified name."""
 
 
 class Stage(StrEnum):
@@ -71,6 +74,7 @@ class Request:
         self.queued_us = now_us()
         self.sent_us: int | None = None
         self.started_us: int | None = None
+        self.dates = StatusDates()
         self.execution_count: int | None = None
         self.offset = -1
         """Where its first record stands in the topic, once that is committed."""
@@ -118,6 +122,7 @@ class Request:
             state = _status_of(message.content).execution_state
         except msgspec.MsgspecError:
             return
+        self.dates.add(message)
         if state == "busy" and self.started_us is None:
             self.started_us = message.received_us
             if self.code.silent:

@@ -47,7 +47,7 @@ class Timings(msgspec.Struct, frozen=True):
     waited_s: float | None
     """From being queued until the kernel began."""
     ran_s: float | None
-    """From then until it was closed."""
+    """While the kernel was busy with it, see ``duration``."""
     total_s: float | None
 
 
@@ -65,6 +65,8 @@ class ExecutionResult(msgspec.Struct, frozen=True, kw_only=True):
     """Why it was closed with this status, in words, where there is more to say."""
     execution_count: int | None = None
     code: str = ""
+    caller: str = ""
+    """Who asked, by its qualified name; empty if the request did not come by way of this server."""
     outputs: list[dict[str, Any]] = []
     """In the form of nbformat 4."""
     error: ExecutionError | None = None
@@ -72,6 +74,8 @@ class ExecutionResult(msgspec.Struct, frozen=True, kw_only=True):
     sent_us: int | None = None
     started_us: int | None = None
     finished_us: int | None = None
+    run_us: int | None = None
+    """How long it ran, by the kernel's own clock where that can be trusted: see ``duration``."""
     counts: dict[str, int] = {}
     """Messages of the request by channel; events of our own are not among them."""
     offset: int | None = None
@@ -85,12 +89,18 @@ class ExecutionResult(msgspec.Struct, frozen=True, kw_only=True):
     """Messages known to be lost on their way to the log, of this request or at the time it ran."""
     malformed: int = 0
     """Messages that are in the log, but not in the outputs, as they are not what their type says."""
+    withheld: bool = False
+    """Code, outputs and error are left out, because the reader has no right to them."""
+
+    def without_content(self) -> ExecutionResult:
+        """How it ended, and nothing of what it said."""
+        return msgspec.structs.replace(self, code="", outputs=[], error=None, withheld=True)
 
     @property
     def timings(self) -> Timings:
         return Timings(
             waited_s=_seconds(self.queued_us, self.started_us),
-            ran_s=_seconds(self.started_us, self.finished_us),
+            ran_s=None if self.run_us is None else self.run_us / 1_000_000,
             total_s=_seconds(self.queued_us, self.finished_us),
         )
 

@@ -12,17 +12,17 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from himalia.errors import ExecutionNotFound, TooManyRequests
+from himalia.errors import ExecutionNotFound, HimaliaError, LogUnavailable, TooManyRequests
 from himalia.kernels.bridge import Bridge
 from himalia.kernels.broker import IopubBroker
+from himalia.kernels.duration import RunHistogram
 from himalia.kernels.queue import PriorityQueue
-from himalia.kernels.records import KernelEvent, draft_of, event_draft
+from himalia.kernels.records import KernelEvent, closing_data, draft_of, event_draft
 from himalia.kernels.recovery import OpenRequest
 from himalia.kernels.request import Code, Request, Stage
 from himalia.kernels.result import ExecutionStatus
 from himalia.kernels.tracing import RequestTracing
 from himalia.kernels.wire import KernelMessage
-from himalia.record import now_us
 
 logger = logging.getLogger("himalia.kernels.runner")
 
@@ -71,6 +71,7 @@ class Runner:
         # Closed or not, the one the kernel is busy with: the next is sent when it is done.
         self._active: Request | None = None
         self.closed: Counter[ExecutionStatus] = Counter()
+        self.runs = RunHistogram()
         """How many requests were closed, by their status."""
         self._is_held = True
         self._finish_trace: Callable[[str], None] | None = None
@@ -102,7 +103,11 @@ class Runner:
     # Taking requests
 
     async def submit(self, code: Code) -> Request:
-        """Put code in line; returns when that is committed, so that it can be found in the log."""
+        """Put code in line; returns when that is committed, so that it can be found in the log.
+
+        It is sent when it is committed, not before: ``LogUnavailable`` means that it has not run and never will.
+        """
+        self._bridge.check_well()
         if len(self._queue) >= self._queue_max:
             raise TooManyRequests(
                 f"{len(self._queue)} requests wait for this kernel, its limit; wait for some to end or raise "
@@ -117,20 +122,31 @@ class Runner:
             code=code.code,
             priority=code.priority,
             timeout_s=code.timeout_s,
+            caller=code.caller,
         )
         committed.add_done_callback(lambda _: self._placed(request, committed))
         self._queue.push(request, code.priority)
-        self._send_next()
-        # Whoever asked may go away meanwhile; the request is in line all the same.
-        await asyncio.shield(committed)
+        try:
+            await self._bridge.stored(committed)
+        except HimaliaError:
+            self._withdraw(request)
+            raise
         return request
 
     def _placed(self, request: Request, committed: asyncio.Future[int]) -> None:
         if not committed.cancelled() and committed.exception() is None:
             request.offset = committed.result()
             self._remember(request)
+            self._send_next()
 
-    def cancel(self, request_id: str) -> Request:
+    def _withdraw(self, request: Request) -> None:
+        """The caller gets an error that nothing was stored, and may retry: it must not run as well."""
+        if request.stage is Stage.QUEUED:
+            self._queue.remove(request)
+            self._close(request, ExecutionStatus.ABORTED, "the log could not store it in time")
+            self._send_next()  # those behind it may have waited for its commit
+
+    def cancel(self, request_id: str, caller: str = "") -> Request:
         """End a request: one that waits never runs, one that runs is interrupted."""
         request = self._open.get(request_id)
         if request is None:
@@ -141,7 +157,7 @@ class Runner:
             self._queue.remove(request)
         else:
             self._stop(request)
-        self._close(request, ExecutionStatus.CANCELLED, "cancelled")
+        self._close(request, ExecutionStatus.CANCELLED, "cancelled", caller)
         return request
 
     def go(self) -> None:
@@ -182,15 +198,18 @@ class Runner:
         if request is not None and request.id == reply.parent_id:
             request.replied(reply)
 
-    def adopt(self, found: OpenRequest) -> None:
-        """Go on with a request of an earlier server: it was sent, its reply is lost, its idle may still come."""
+    def adopt(self, found: OpenRequest, log_us: int) -> None:
+        """Go on with a request of an earlier server: it was sent, its reply is lost, its idle may still come.
+
+        ``log_us`` is the present time of the log.
+        """
         request = self._restored(found)
         if found.is_idle:
             self._close(request, request.outcome(), "")
             return
         self._active = request
         self._broker.register_request(request.id, request)
-        self._start_timer(request, now_us() - (request.sent_us or request.queued_us))
+        self._start_timer(request, max(log_us - (request.sent_us or request.queued_us), 0))
 
     def abort(self, found: OpenRequest, reason: str) -> None:
         """Close a request of an earlier server that never ran."""
@@ -209,13 +228,14 @@ class Runner:
         self._send_next()
 
     def _restored(self, found: OpenRequest) -> Request:
-        code = Code(code=found.code, priority=found.priority, timeout_s=found.timeout_s)
+        code = Code(code=found.code, priority=found.priority, timeout_s=found.timeout_s, caller=found.caller)
         request = Request(code, self._changed, found.request_id)
         request.stage = Stage.SENT
         request.offset = found.offset
         request.queued_us = found.queued_us
         request.sent_us = found.sent_us
         request.started_us = found.started_us
+        request.dates = found.dates
         request.has_begun = found.started_us is not None
         request.has_failed = found.has_failed
         request.execution_count = found.execution_count
@@ -234,6 +254,8 @@ class Runner:
     def _send_next(self) -> None:
         if self._is_held or self._active is not None or not len(self._queue):
             return
+        if self._queue.peek().offset < 0:
+            return  # it is sent when it is committed
         request = self._queue.pop()
         self._active = request
         request.stage = Stage.SENT
@@ -326,7 +348,7 @@ class Runner:
             self._finish_trace(str(request.status or request.outcome()))
             self._finish_trace = None
 
-    def _close(self, request: Request, status: ExecutionStatus, reason: str) -> None:
+    def _close(self, request: Request, status: ExecutionStatus, reason: str, caller: str = "") -> None:
         """Say how it ended, once; whoever waits for it is told when that is committed."""
         if self._open.pop(request.id, None) is None:
             return
@@ -335,22 +357,16 @@ class Runner:
         self.closed[status] += 1
         if request.timer is not None:
             request.timer.cancel()
-        committed = self._record(
-            KernelEvent.REQUEST_CLOSED,
-            request,
-            status=str(status),
-            reason=reason,
-            execution_count=request.execution_count,
-            queued_us=request.queued_us,
-            sent_us=request.sent_us,
-            started_us=request.started_us,
-            finished_us=now_us(),
-        )
+        closing = closing_data(request, status, reason)
+        self.runs.observe(request.dates.run_us(request.queued_us, request.started_us, closing["finished_us"]))
+        committed = self._record(KernelEvent.REQUEST_CLOSED, request, caller=caller, **closing)
         self._spawn(self._tell(request, status, committed))
 
     async def _tell(self, request: Request, status: ExecutionStatus, committed: asyncio.Future[int]) -> None:
         try:
             await committed
+        except LogUnavailable as error:
+            logger.warning("how request %s ended is not stored: %s", request.id, error)
         finally:
             # Where the topic is gone too, at least nobody waits for ever.
             if not request.closed.done():

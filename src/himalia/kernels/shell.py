@@ -47,10 +47,16 @@ class ShellClient:
         self._dealers = {port: self._open(connection, context, port) for port in PORTS}
 
     def send(
-        self, port: ShellPort, msg_type: str, content: dict[str, Any], *, msg_id: str | None = None
+        self,
+        port: ShellPort,
+        msg_type: str,
+        content: dict[str, Any],
+        *,
+        msg_id: str | None = None,
+        username: str | None = None,
     ) -> KernelMessage:
         """Send a request; returns it as it was sent."""
-        message, frames = self._wire.encode(msg_type, content, msg_id=msg_id)
+        message, frames = self._wire.encode(msg_type, content, msg_id=msg_id, username=username)
         if not self._dealers[port].send(frames):
             logger.warning("a kernel does not take its requests: %s was not sent", msg_type)
         return message
@@ -67,13 +73,17 @@ class ShellClient:
         code: str,
         *,
         msg_id: str | None = None,
+        username: str | None = None,
         silent: bool = False,
         store_history: bool = True,
         user_expressions: dict[str, Any] | None = None,
         allow_stdin: bool = False,
         stop_on_error: bool = True,
     ) -> KernelMessage:
-        """Ask the kernel to run code. The request's id is the message's ``msg_id``: register it before sending."""
+        """Ask the kernel to run code. The request's id is the message's ``msg_id``: register it before sending.
+
+        ``username`` is who asks, ``himalia`` by default.
+        """
         content = {
             "code": code,
             "silent": silent,
@@ -82,15 +92,20 @@ class ShellClient:
             "allow_stdin": allow_stdin,
             "stop_on_error": stop_on_error,
         }
-        return self.send("shell", "execute_request", content, msg_id=msg_id)
+        return self.send("shell", "execute_request", content, msg_id=msg_id, username=username)
 
-    def send_input_reply(self, value: str, asked: KernelMessage) -> KernelMessage:
+    def send_input_reply(
+        self, value: str, asked: KernelMessage, *, username: str | None = None
+    ) -> KernelMessage:
         """Answer an ``input_request``."""
-        message, frames = self._wire.encode("input_reply", {"value": value}, parent=asked)
+        message, frames = self._wire.encode("input_reply", {"value": value}, parent=asked, username=username)
         self._dealers["stdin"].send(frames)
         return message
 
     def close(self) -> None:
+        # In this order: an event without a reader blocks ZeroMQ's one I/O thread, and with it every kernel, for ever.
+        if not self._watched.closed:
+            self._watched.disable_monitor()
         self._monitor.close()
         for dealer in self._dealers.values():
             dealer.close()
@@ -107,6 +122,7 @@ class ShellClient:
         socket.reconnect_ivl = RECONNECT_AFTER_MS
         connection.secure(socket)
         if port == "stdin":
+            self._watched = socket
             monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
             self._monitor = Dealer(monitor, lambda _: self.can_be_asked.set())
         socket.connect(connection.endpoint(port))

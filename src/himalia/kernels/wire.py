@@ -54,6 +54,8 @@ class KernelMessage(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     buffers: tuple[bytes, ...] = ()
     identities: tuple[bytes, ...] = ()
     received_us: int = 0
+    seq: int = -1
+    """Its number among all that the kernel's keeper received; -1 if it came another way."""
 
     def decoded_content(self) -> dict[str, Any]:
         """The content, decoded now: keep the result if it is needed twice. ``{}`` if it is not an object."""
@@ -74,6 +76,18 @@ class FaultKind(StrEnum):
     NOT_JSON = "not_json"
     """A part is not JSON, or the header has no ``msg_id`` or ``msg_type``."""
     TOO_LARGE = "too_large"
+    RESERVED_TYPE = "reserved_type"
+    """A type that does not belong on IOPub: code in the kernel pretends to be Himalia, or one of its clients."""
+
+
+NOT_ON_IOPUB = frozenset(
+    ("", "kernel_event", "execute_request", "execute_reply", "input_request", "input_reply")
+)
+"""Types by which readers of a topic know Himalia's own events, and what it asked and was answered on other sockets.
+
+Code that runs in a kernel can sign and publish whatever it likes. What it publishes under one of these would look like
+an event, so it is refused where it comes in, once for all readers. Without a type, readers would look elsewhere.
+"""
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -120,9 +134,12 @@ class Wire:
         bytes_max: int = BYTES_MAX,
         session: str | None = None,
         username: str = "himalia",
+        refused_types: frozenset[str] = frozenset(),
         clock: Callable[[], int] = now_us,
     ) -> None:
         """``bytes_max`` bounds the parts and buffers of a message together; ``clock`` gives microseconds since 1970.
+
+        Messages of ``refused_types`` are faults: ``NOT_ON_IOPUB`` for a wire that decodes what a kernel publishes.
 
         Raises ``ConfigurationError`` if the scheme is not ``hmac-`` and a digest that is known here.
         """
@@ -131,14 +148,15 @@ class Wire:
         self.bytes_max = bytes_max
         self.faults: Counter[FaultKind] = Counter()
         """Frames that were no message, by kind, since the start."""
+        self._refused_types = refused_types
         self._clock = clock
         # Made once: to hash the key again for every message would double the cost of a small one.
         self._hmac = _new_hmac(key, scheme) if key else None
         # The parent last seen and its id: all output of a cell has the same, and then shares one object.
         self._parent = (EMPTY, "")
 
-    def decode(self, frames: Sequence[bytes]) -> KernelMessage | Fault:
-        """The message in these frames, or why there is none. Never raises."""
+    def decode(self, frames: Sequence[bytes], seq: int = -1) -> KernelMessage | Fault:
+        """The message in these frames, or why there is none. Never raises. ``seq`` is its number in a spool."""
         at = _delimiter_at(frames)
         if at < 0 or len(frames) < at + 6:
             return self._fault(FaultKind.SHORT, f"{len(frames)} frames are no message", frames)
@@ -158,6 +176,9 @@ class Wire:
         try:
             head = _read_header(header)
             parent, parent_id = self._read_parent(parent)
+            if head.msg_type in self._refused_types:
+                detail = f"{head.msg_type!r} is not a type of what a kernel publishes"
+                return self._fault(FaultKind.RESERVED_TYPE, detail, frames, head.msg_type, parent_id)
             if body.isascii() and b"\n" not in body and b"\r" not in body:
                 metadata, content = _checked(metadata), _checked(content)
             else:
@@ -176,6 +197,7 @@ class Wire:
                 buffers=buffers,
                 identities=tuple(frames[:at]),
                 received_us=self._clock(),
+                seq=seq,
             )
         except _UNREADABLE as error:
             return self._fault(
@@ -190,10 +212,11 @@ class Wire:
         parent: KernelMessage | None = None,
         metadata: dict[str, Any] | None = None,
         msg_id: str | None = None,
+        username: str | None = None,
         buffers: Sequence[bytes] = (),
         identities: Sequence[bytes] = (),
     ) -> tuple[KernelMessage, list[bytes]]:
-        """A message of our own and its frames, signed and ready to be sent.
+        """A message of our own and its frames, signed and ready to be sent. ``username`` is this client's by default.
 
         Raises ``TypeError`` if the content or the metadata cannot be written as JSON.
         """
@@ -203,7 +226,7 @@ class Wire:
             "msg_id": msg_id,
             "msg_type": msg_type,
             "session": self.session,
-            "username": self.username,
+            "username": username or self.username,
             "date": format_ts(created_us),
             "version": PROTOCOL_VERSION,
         }
@@ -211,7 +234,7 @@ class Wire:
             msg_id=msg_id,
             msg_type=msg_type,
             session=self.session,
-            username=self.username,
+            username=username or self.username,
             parent_id=parent.msg_id if parent is not None else "",
             header=_encoded(header),
             parent_header=parent.header if parent is not None else EMPTY,

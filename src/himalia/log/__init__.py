@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TypedDict, Unpack
 
 from himalia.errors import ConfigurationError
+from himalia.log.clock import TimeSource
 from himalia.log.contract import (
     Appended,
     Batch,
@@ -52,8 +52,12 @@ class LogOptions(TypedDict, total=False):
     retention_paused: bool
     """Whether retention begins only with the first call of ``Log.spare``."""
     topics_max: int
-    clock: Callable[[], int]
-    """Microseconds since 1970; for tests of what depends on age."""
+    producers_max: int
+    """Of one caller, over all topics."""
+    producer_age_s: float
+    """How long a producer that is not used is remembered at least; 0 for ever."""
+    clock: TimeSource | None
+    """Other clocks than this machine's, for tests."""
 
 
 def open_log(url: str, **options: Unpack[LogOptions]) -> Log:

@@ -21,7 +21,7 @@ class Batch(msgspec.Struct, frozen=True):
 
     With ``epoch``, the batch is refused (``EpochChanged``) if the topic has another one. With ``producer`` and
     ``sequence`` (which only grows, per producer and topic; holes are fine) a batch whose sequence is not above
-    the producer's last one is a repeat, however long ago that was, and drafts are not looked up by id.
+    the producer's last one is a repeat, and drafts are not looked up by id; see ``himalia.log.producers``.
     """
 
     topic: str
@@ -29,6 +29,8 @@ class Batch(msgspec.Struct, frozen=True):
     epoch: str | None = None
     producer: str | None = None
     sequence: int | None = None
+    scope: str | None = None
+    """Whose ids and producers these are: those of one scope are no repeats of another's. None for the server's own."""
 
 
 class Appended(msgspec.Struct, frozen=True):
@@ -70,6 +72,8 @@ class Change(msgspec.Struct, frozen=True):
     topic: str
     kind: ChangeKind
     epoch: str
+    owner: str | None = None
+    """Of a topic that was created."""
 
 
 class Health(msgspec.Struct, frozen=True):
@@ -77,6 +81,8 @@ class Health(msgspec.Struct, frozen=True):
 
     ok: bool
     problem: str | None = None
+    warnings: Sequence[str] = ()
+    """What an operator should look at although the log stores, in words."""
 
 
 class LogStats(msgspec.Struct, frozen=True):
@@ -112,7 +118,8 @@ class Log(Protocol):
     def append(self, batch: Batch) -> asyncio.Future[Appended]:
         """Store a batch; the future is done only after a crash can no longer take it back.
 
-        Batches of one caller are stored in the order of the calls. ``ts_us`` never decreases within a topic.
+        Batches of one caller are stored in the order of the calls. ``ts_us`` never decreases within a topic, and
+        does not follow a jump of the wall clock until that is confirmed or an hour old.
         The future fails with ``TopicNotFound``, ``EpochChanged`` or ``LogUnavailable``; then
         nothing of the batch was stored.
         """
@@ -133,8 +140,9 @@ class Log(Protocol):
     def recent(self, topic: str, start: int, epoch: str) -> Sequence[Record] | None:
         """All committed records from ``start`` to the end, if they are at hand without I/O; else ``None``.
 
-        ``None`` too if the topic is gone or has another epoch. Only an optimisation for live delivery: an
-        implementation may always return ``None``.
+        ``None`` too if the topic is gone or has another epoch. An optimisation for live delivery: how much is at hand
+        is up to the implementation, but the records of the last append are,
+        unless it was opened to keep nothing in memory.
         """
         ...
 
@@ -150,8 +158,10 @@ class Log(Protocol):
         """All topics, by name."""
         ...
 
-    async def create(self, topic: str, retention: Retention | None = None) -> TopicInfo:
-        """Make an empty topic with a new epoch, or fail with ``TopicExists``."""
+    async def create(
+        self, topic: str, retention: Retention | None = None, owner: str | None = None
+    ) -> TopicInfo:
+        """Make an empty topic with a new epoch, or fail with ``TopicExists``. It keeps its owner until its end."""
         ...
 
     async def delete(self, topic: str) -> TopicInfo:
@@ -170,6 +180,13 @@ class Log(Protocol):
         ...
 
     async def health(self) -> Health: ...
+
+    async def confirm_clock(self) -> str | None:
+        """The wall clock is right: date records by it, and remove what is too old again.
+
+        Returns the warning that this answers; None if the clock was not doubted. See ``himalia.log.clock``.
+        """
+        ...
 
     def stats(self) -> LogStats: ...
 

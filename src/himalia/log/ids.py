@@ -4,7 +4,7 @@ The guarantee, in full:
 
 - A draft (of a batch without producer) whose id was stored in the same topic, in the same epoch, less than
   ``dedup_window_s`` ago is not stored again: it is answered with the offset of that record. The age counts from
-  the record's own time to the moment the repeat is looked at.
+  the moment the record was stored to that at which the repeat is looked at, by a clock that cannot be set.
 - Only the newest ``dedup_ids_max`` records of the whole log are looked at, however young the older ones are.
 - It makes no difference whether the first copy is still being committed (the repeat is then acknowledged with
   that commit and fails with it), whether it stands in the same batch, whether retention has removed the record
@@ -12,6 +12,8 @@ The guarantee, in full:
 - An older id, or one beyond the newest ``dedup_ids_max``, is a new message.
 - Ids of a batch with producer and sequence are remembered like any other, but not looked up: the sequence
   decides. Where an id was stored more than once in this way, its newest record counts.
+- Ids belong to a caller (``Batch.scope``): the same id of another caller is another message. Ids of records that do
+  not say whose they are, as those of earlier versions, are recognised from every caller.
 - Deleting a topic forgets its ids. A window or a number of 0 switches the recognition off.
 
 Cost: one look-up per draft, whatever the length of the history; about 250 bytes of memory per remembered id.
@@ -25,6 +27,11 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 
+def scoped(scope: str | None, name: str) -> str:
+    """The key of an id, or of a producer, among those of all callers."""
+    return name if scope is None else f"{scope}\0{name}"
+
+
 class StoredId(msgspec.Struct, frozen=True, gc=False):
     """Where a message id was stored. ``topic`` is the log's own number for the topic and epoch."""
 
@@ -32,6 +39,8 @@ class StoredId(msgspec.Struct, frozen=True, gc=False):
     id: str
     offset: int
     ts_us: int
+    age_us: int
+    """When that was, on the scale of ``LogClock`` that no jump moves: the window goes by it."""
 
 
 class RecentIds:
@@ -54,28 +63,38 @@ class RecentIds:
         """What is remembered of a topic, to look ids up in. May hold ids that are too old by now."""
         return self._by_topic.get(topic, {})
 
-    def oldest_counting_us(self, now_us: int) -> int:
-        """The time before which no stored id can be recognised any more."""
-        cutoff = now_us - self.window_us + 1
+    def oldest_counting_us(self, age_us: int) -> int:
+        """The age before which no stored id can be recognised any more."""
+        cutoff = age_us - self.window_us + 1
         if not self.enabled or len(self._oldest_first) < self.ids_max:
             return cutoff
-        return max(cutoff, self._oldest_first[0].ts_us)
+        return max(cutoff, self._oldest_first[0].age_us)
 
-    def remember(self, stored: Iterable[StoredId], now_us: int) -> None:
+    def remember(self, stored: Iterable[StoredId], age_us: int) -> None:
         """Add ids, the newest last, and drop those that no longer count."""
         if not self.enabled:
             return
         for entry in stored:
             self._by_topic.setdefault(entry.topic, {})[entry.id] = entry
             self._oldest_first.append(entry)
-        self._expire(now_us - self.window_us)
+        self._expire(age_us - self.window_us)
 
-    def remember_all(self, topic: int, ids: Mapping[str, StoredId], now_us: int) -> None:
+    def remember_all(self, topic: int, ids: Mapping[str, StoredId], age_us: int) -> None:
         """The same for ids of one topic, at a fraction of the cost."""
         if ids and self.enabled:
             self._by_topic.setdefault(topic, {}).update(ids)
             self._oldest_first.extend(ids.values())
-            self._expire(now_us - self.window_us)
+            self._expire(age_us - self.window_us)
+
+    def take_back(self, taken_us: int, age_us: int) -> None:
+        """Ages were taken back: have ids that would be newer than now count from when they were stored."""
+        found = [
+            msgspec.structs.replace(entry, age_us=entry.age_us - taken_us) if entry.age_us > age_us else entry
+            for entry in self._oldest_first
+            if self.of_topic(entry.topic).get(entry.id) is entry
+        ]
+        self.clear()
+        self.remember(found, age_us)
 
     def forget_topic(self, topic: int) -> None:
         # Its entries stay in line until their turn comes; they no longer answer.
@@ -87,7 +106,7 @@ class RecentIds:
 
     def _expire(self, cutoff_us: int) -> None:
         line = self._oldest_first
-        while line and (len(line) > self.ids_max or line[0].ts_us <= cutoff_us):
+        while line and (len(line) > self.ids_max or line[0].age_us <= cutoff_us):
             entry = line.popleft()
             ids = self._by_topic.get(entry.topic)
             # A newer record with the same id has taken the entry's place: that one stays.

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import takewhile
 from typing import TypeVar
 
 from himalia.errors import HimaliaError, LogUnavailable, TopicNotFound
+from himalia.log.clock import LogClock, SystemTime, TimeSource
 from himalia.log.columns import Columns, columns_of
 from himalia.log.contract import Appended, Batch, Chunk, Health, LogStats
 from himalia.log.ids import RecentIds
+from himalia.log.producers import ProducerMark, Producers
 from himalia.log.sparing import Spared
-from himalia.log.staging import Group, ProducerMark, TopicState, World
+from himalia.log.staging import Group, TopicState, World
 from himalia.log.tail import Run, within
 from himalia.log.watching import LocalWatch, Watchers
-from himalia.record import Position, Record, Retention, TopicInfo, now_us
+from himalia.record import Position, Record, Retention, TopicInfo
 from himalia.topics import check_name
 
 COUNT_DEFAULT = 100
@@ -39,17 +42,21 @@ class MemoryLog:
         retention_wait: float = 1.0,
         retention_paused: bool = False,
         topics_max: int = 100_000,
-        clock: Callable[[], int] = now_us,
+        producers_max: int = 1_000_000,
+        producer_age_s: float = 30 * 86400.0,
+        clock: TimeSource | None = None,
     ) -> None:
         asked = retention or Retention()
         self._retention = Retention(age_s=asked.age_s, bytes=asked.bytes, count=asked.count or COUNT_DEFAULT)
         self._retention_interval_s = retention_interval_s
         self._spared = Spared(retention_wait, is_paused=retention_paused)
-        self._clock = clock
+        self._clock = LogClock(clock or SystemTime())
+        # Of each topic, the one that was used longest ago first.
         self._producers: dict[int, dict[str, ProducerMark]] = {}
         self._world = World(
             RecentIds(window_s=dedup_window_s, ids_max=dedup_ids_max),
             topics_max=topics_max,
+            producers=Producers(count_max=producers_max, age_s=producer_age_s, dedup_window_s=dedup_window_s),
             find_producer=lambda topic, producer: self._producers.get(topic, {}).get(producer),
         )
         self._runs: dict[int, Run] = {}
@@ -108,10 +115,12 @@ class MemoryLog:
         self._check_open()
         return [self._world.topics[name].info() for name in sorted(self._world.topics)]
 
-    async def create(self, topic: str, retention: Retention | None = None) -> TopicInfo:
+    async def create(
+        self, topic: str, retention: Retention | None = None, owner: str | None = None
+    ) -> TopicInfo:
         self._check_open()
         check_name(topic)
-        return self._commit(lambda group: group.create(topic, retention))
+        return self._commit(lambda group: group.create(topic, retention, owner))
 
     async def delete(self, topic: str) -> TopicInfo:
         self._check_open()
@@ -124,7 +133,20 @@ class MemoryLog:
         return self._watchers.add()
 
     async def health(self) -> Health:
-        return Health(ok=self._is_open, problem=None if self._is_open else "the log is closed")
+        self._clock.now()
+        warning = self._clock.warning
+        return Health(
+            ok=self._is_open,
+            problem=None if self._is_open else "the log is closed",
+            warnings=() if warning is None else (warning,),
+        )
+
+    async def confirm_clock(self) -> str | None:
+        self._check_open()
+        self._clock.now()
+        warning = self._clock.warning
+        self._follow_clock()
+        return warning
 
     def stats(self) -> LogStats:
         return LogStats(
@@ -143,28 +165,61 @@ class MemoryLog:
 
     def _keep_limits(self) -> None:
         self._spared.count()
+        now = self._clock.now()
+        if self._clock.is_over:
+            self._follow_clock()
+        for state in list(self._world.topics.values()):
+            if state.is_pinned(now) and (limit_s := state.retention.over(self._retention).age_s):
+                self._world.topics[state.name] = state.mark_pinned(now, limit_s) or state
         for state in list(self._world.topics.values()):
             self._trim(state)
+        self._forget_producers(now.age_us)
+
+    def _follow_clock(self) -> None:
+        shift_us = self._clock.follow()
+        if shift_us is not None:
+            for state in list(self._world.topics.values()):
+                self._world.topics[state.name] = state.end_era(shift_us)
 
     def _commit(self, stage: Callable[[Group], T]) -> T:
         """Decide one operation and make it so."""
-        group = Group(self._world, self._clock())
+        group = Group(self._world, self._clock.now())
         result = stage(group)
         self._world.take_over(group)
         for staged in group.staged:
             state = staged.state
             if staged.deleted:
                 self._runs.pop(state.id, None)
-                self._producers.pop(state.id, None)
+                self._uncount(self._producers.pop(state.id, {}))
                 continue
             self._runs.setdefault(state.id, Run()).extend(staged.records)
-            self._producers.setdefault(state.id, {}).update(staged.marks)
+            producers = self._producers.setdefault(state.id, {})
+            for producer, mark in staged.marks.items():
+                producers.pop(producer, None)
+                producers[producer] = mark
+            for producer in staged.claimed:
+                producers.pop(producer, None)
             self._trim(state)
         self._commits += 1
         self._records += group.records
         self._duplicates += group.duplicates
         self._watchers.notify(group.changes)
         return result
+
+    def _forget_producers(self, age_us: int) -> None:
+        limit_us = self._world.producers.age_us
+        if not limit_us or self._clock.is_held:
+            return
+        for producers in self._producers.values():
+            marks = producers.items()
+            old = [name for name, mark in takewhile(lambda item: item[1].age_us <= age_us - limit_us, marks)]
+            for name in old:
+                del producers[name]
+            self._uncount(old)
+
+    def _uncount(self, forgotten: Iterable[str]) -> None:
+        producers = self._world.producers
+        producers.update(producers.counts_without(forgotten))
 
     def _trim(self, state: TopicState) -> None:
         if self._spared.is_paused:
@@ -190,11 +245,14 @@ class MemoryLog:
 
     def _is_beyond(self, state: TopicState, limits: Retention) -> bool:
         run = self._runs[state.id]
-        cutoff_us = self._clock() - round(limits.age_s * 1_000_000) if limits.age_s else 0
+        age_us = self._clock.last.age_us
+        cutoff_us = 0
+        if limits.age_s and not self._clock.is_held:
+            cutoff_us = age_us - round(limits.age_s * 1_000_000)
         return len(run) > 0 and bool(
             (limits.count and len(run) > limits.count)
             or (limits.bytes and state.bytes > limits.bytes and len(run) > 1)
-            or run.oldest.ts_us < cutoff_us
+            or state.age_us(state.first, run.oldest.ts_us, self._clock.shift_us) < cutoff_us
         )
 
     def _keep_retention(self) -> None:

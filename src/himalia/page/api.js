@@ -1,4 +1,4 @@
-// REST, as the protocol describes it. The cookie that the server set says who we are; the page never sees the key.
+// REST, as the protocol describes it. A cookie that no script can read holds the session; the page keeps no key.
 
 export class ApiError extends Error {
   constructor(status, code, message) {
@@ -8,12 +8,12 @@ export class ApiError extends Error {
   }
 }
 
-async function call(method, path, { params, body, signal } = {}) {
+async function call(method, path, { params, text, signal, headers } = {}) {
   const query = new URLSearchParams(Object.entries(params ?? {}).filter(([, value]) => value !== "" && value != null));
   const address = query.size ? `${path}?${query}` : path;
-  const options = { method, signal, headers: { Accept: "application/json" } };
-  if (body !== undefined) {
-    options.body = JSON.stringify(body);
+  const options = { method, signal, headers: { Accept: "application/json", ...headers } };
+  if (text !== undefined) {
+    options.body = text;
     options.headers["Content-Type"] = "application/json";
   }
   let response;
@@ -35,7 +35,9 @@ async function answer(response) {
 }
 
 export const get = async (path, params, signal) => answer(await call("GET", path, { params, signal }));
-export const post = async (path, body, signal) => answer(await call("POST", path, { body, signal }));
+export const post = (path, body) => postText(path, JSON.stringify(body));
+/** Post JSON that is text already, as it is. */
+export const postText = async (path, text) => answer(await call("POST", path, { text }));
 export const remove = async (path) => answer(await call("DELETE", path));
 
 /** Health answers also when it is bad (503), and to strangers with little more than its status. */
@@ -46,16 +48,48 @@ export async function health() {
   return found;
 }
 
+/** The text of an answer; null if it is longer than this, which is then not read to its end. */
+export async function textUpTo(path, params, signal, charsMax) {
+  const reading = new AbortController();
+  const response = await call("GET", path, { params, signal: AbortSignal.any([signal, reading.signal]) });
+  if (!response.ok) return answer(response);
+  const parts = [];
+  let chars = 0;
+  for await (const part of textsOf(response)) {
+    parts.push(part);
+    chars += part.length;
+    if (chars > charsMax) {
+      reading.abort();
+      return null;
+    }
+  }
+  return parts.join("");
+}
+
+async function* textsOf(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    yield value;
+  }
+}
+
 export async function text(path) {
   const response = await call("GET", path);
   return response.ok ? response.text() : answer(response);
 }
 
-/** Exchange a token for the server's cookie, which no script can read. */
-export async function signIn(token) {
-  const response = await call("GET", "/", { params: { token } });
-  if (!response.ok) await answer(response);
+/** Who is signed in, and until when: `{caller, expires}`; 401 if nobody is. */
+export const session = () => get("/session");
+
+/** Exchange a key for a session. The key goes into a header, and nowhere else. */
+export async function signIn(key) {
+  if (!/^[\x21-\x7e]+$/.test(key)) throw new ApiError(401, "UNAUTHORIZED", "a key is made of letters, digits and signs, without spaces");
+  return answer(await call("POST", "/session", { headers: { Authorization: `Bearer ${key}` } }));
 }
+
+export const signOut = () => remove("/session");
 
 export const topicPath = (name, rest = "") => `/topics/${encodeURIComponent(name)}${rest}`;
 export const kernelPath = (id, rest = "") => `/api/kernels/${encodeURIComponent(id)}${rest}`;

@@ -69,11 +69,11 @@ export class CellView {
   }
 
   #showMeta() {
-    const { status, startedAt, finishedAt, requestId, reason, queuedAt } = this.#cell;
+    const { status, startedAt, finishedAt, requestId, reason, queuedAt, ranMs } = this.#cell;
     const key = [status, startedAt, finishedAt, reason].join("|");
     if (this.#meta.dataset.key === key) return;
     this.#meta.dataset.key = key;
-    const ran = startedAt && finishedAt ? duration(Date.parse(finishedAt) - Date.parse(startedAt)) : null;
+    const ran = ranMs === null ? null : duration(ranMs);
     const address = addressOf(this.#kernelId, requestId);
     this.#meta.replaceChildren(
       ...[h("button", { class: "button quiet tiny", type: "button", title: "Copy the code", onclick: () => copy(this.#cell.code ?? "") }, "Copy"),

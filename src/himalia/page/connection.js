@@ -171,7 +171,7 @@ export class Connection extends EventTarget {
       const text = this.#batch[this.#taken];
       this.#batch[this.#taken] = null;
       this.#taken += 1;
-      this.#sort(JSON.parse(text), batches);
+      this.#sort(messageOf(text), batches);
     }
     for (const [subscription, messages] of batches) subscription.give(messages);
     if (this.#taken < this.#batch.length) return this.#plan();
@@ -196,6 +196,16 @@ export class Connection extends EventTarget {
       return found ? [found] : [];
     }
     return [...this.#subscriptions.values()].filter((one) => one.requestId === message.request_id);
+  }
+}
+
+/** A server's message with its own text, for those parts of it that parsing would change: payloads. */
+function messageOf(text) {
+  try {
+    return Object.assign(JSON.parse(text), { text });
+  } catch (error) {
+    console.warn("a message is not JSON:", error.message);
+    return { type: "broken" };
   }
 }
 

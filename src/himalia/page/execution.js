@@ -93,7 +93,7 @@ class ExecutionView {
     this.#tell([
       ["Queued", moment(cell.queuedAt)], ["Started", moment(cell.startedAt)], ["Ended", moment(cell.finishedAt)],
       ["Waited", cell.queuedAt ? duration(started - Date.parse(cell.queuedAt)) : "–"],
-      ["Ran", cell.finishedAt ? duration(Date.parse(cell.finishedAt) - started) : "–"],
+      ["Ran", duration(cell.ranMs)],
     ]);
   }
 

@@ -25,7 +25,7 @@ export function bytes(number) {
 
 export function duration(ms) {
   if (ms === null || ms === undefined || Number.isNaN(ms)) return "–";
-  if (ms <= 0) return "< 1 ms"; // records that were committed together have one time
+  if (ms <= 0) return "< 1 ms";
   if (ms < 1) return `${(ms * 1000).toFixed(0)} µs`;
   if (ms < 10) return `${ms.toFixed(1)} ms`;
   if (ms < 1000) return `${Math.round(ms)} ms`;

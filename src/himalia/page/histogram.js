@@ -10,14 +10,15 @@ export function merged(histograms) {
   return sum;
 }
 
-/** The duration that a share of them does not exceed, in ms; null if there are none. */
+/** A percentile in ms as docs/tables.md defines it, so that it equals the tables' own; null if nothing was counted. */
 export function percentile(histogram, share) {
   const buckets = [...histogram].sort(([a], [b]) => a - b);
   const total = buckets.reduce((sum, [, number]) => sum + number, 0);
+  const rank = Math.ceil(total * share);
   let seen = 0;
   for (const [bucket, number] of buckets) {
     seen += number;
-    if (seen >= total * share) return 2 ** (bucket / 8);
+    if (seen >= rank) return 2 ** ((bucket - 0.5) / 8);
   }
   return null;
 }

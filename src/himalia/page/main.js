@@ -1,6 +1,7 @@
 // The page: sections, addresses, and the connection that they share.
 
-import { health, signIn } from "./api.js";
+import { accountBadge } from "./account.js";
+import { session, signIn, signOut } from "./api.js";
 import { Connection } from "./connection.js";
 import { consoleView } from "./console.js";
 import { emptyState, errorState, h, loading } from "./elements.js";
@@ -9,8 +10,9 @@ import { executionsView } from "./executions.js";
 import { kernelsView } from "./kernels.js";
 import { startKeyboard } from "./keyboard.js";
 import { pipelineView } from "./pipeline.js";
+import { holdPolls } from "./polling.js";
 import { navigate, parseRoute } from "./router.js";
-import { signInView } from "./sign_in.js";
+import { askToSignIn, signInView } from "./sign_in.js";
 import { systemView } from "./system.js";
 import { startTheme, themeButton } from "./theme.js";
 import { toast } from "./toasts.js";
@@ -24,8 +26,10 @@ const main = document.getElementById("main");
 const nav = document.getElementById("nav");
 const banner = document.getElementById("banner");
 const connection = new Connection(`${location.protocol === "https:" ? "wss" : "ws"}://${location.host}/ws`);
+const account = accountBadge(() => leave());
 let view = null;
-let isSignedIn = false;
+let caller = null; // who is signed in
+let closeDialog = null; // of the dialogue that asks to sign in again, while it is open
 
 function viewFor(route) {
   const [section, name, what] = route.parts;
@@ -57,7 +61,7 @@ function show(next) {
 }
 
 function showRoute() {
-  if (!isSignedIn) return;
+  if (caller === null) return;
   const route = parseRoute(location.hash);
   const section = route.parts[0] ?? "topics";
   for (const link of nav.children) {
@@ -72,14 +76,10 @@ function showRoute() {
   }
 }
 
-function showSignIn() {
-  isSignedIn = false;
-  connection.close();
-  show(signInView({ onSignedIn: start }));
-}
+// Signing in and out
 
-/** A token in the address is taken out of it before anything else can see it. */
-async function takeToken() {
+/** A key in the address is taken out of it before anything else can see it. */
+async function takeKey() {
   const found = location.hash.match(/^#token=([^&]+)/);
   if (!found) return;
   history.replaceState(null, "", location.pathname);
@@ -89,16 +89,66 @@ async function takeToken() {
 async function start() {
   main.replaceChildren(loading("Connecting…"));
   try {
-    const state = await health();
-    // Strangers are told the status and nothing else.
-    if (state.version === undefined) return showSignIn();
+    enter(await session());
   } catch (error) {
+    if (error.status === 401) return showSignIn();
     show({ element: errorState(error, start), close() {}, title: "No answer" });
-    return;
   }
-  isSignedIn = true;
+}
+
+function enter(found) {
+  caller = found.caller;
+  account.show(found);
   connection.open();
   showRoute();
+}
+
+function showSignIn() {
+  show(signInView({ onSignedIn: enter }));
+}
+
+async function leave() {
+  try {
+    await signOut();
+  } catch (error) {
+    if (error.status !== 401) return toast(error.message, "bad");
+  }
+  caller = null;
+  closeDialog?.();
+  closeDialog = null;
+  account.show(null);
+  connection.close();
+  showSignIn();
+}
+
+/** The server no longer takes our session. What is open stays as it is, out of sight, until somebody signs in. */
+function lock() {
+  if (caller === null || closeDialog) return;
+  holdPolls(true);
+  connection.close();
+  document.documentElement.dataset.locked = "true";
+  closeDialog = askToSignIn(unlock);
+}
+
+function unlock(found) {
+  const isSame = found.caller === caller;
+  closeDialog?.();
+  closeDialog = null;
+  delete document.documentElement.dataset.locked;
+  caller = found.caller;
+  account.show(found);
+  // Somebody else does not see what the one before had open.
+  if (!isSame) showRoute();
+  holdPolls(false);
+  connection.open();
+  dispatchEvent(new Event("himalia:signed-in"));
+}
+
+/** Signed in meanwhile, in another tab: the cookie is the same. */
+async function lookAgain() {
+  if (!closeDialog) return;
+  const found = await session().catch(() => null);
+  if (found && closeDialog) unlock(found);
 }
 
 // The connection, as everybody sees it
@@ -109,27 +159,23 @@ function showConnection() {
   document.documentElement.dataset.connection = connection.state;
   clearTimeout(bannerTimer);
   if (connection.state === "waiting") {
+    // A handshake that is refused looks like a network that broke; a 401 tells that it is our session.
+    session().catch(() => {});
     bannerTimer = setTimeout(() => {
       banner.hidden = false;
-      banner.replaceChildren(h("span", {}, "The connection is lost. What you see stands still; nothing is lost, and it goes on by itself."),
+      banner.replaceChildren(h("span", {}, "The connection is lost. What you see stands still; nothing is lost, and the page reconnects by itself."),
         h("button", { class: "button tiny", type: "button", onclick: () => connection.retry() }, "Try now"));
     }, banner.hidden ? BANNER_AFTER_MS : 0);
-    checkKey();
-  } else if (connection.state === "open") {
+  } else if (connection.state === "open" || connection.state === "closed") {
     banner.hidden = true;
   }
-}
-
-/** A handshake that is refused looks like a network that broke; health tells whether it is our key. */
-async function checkKey() {
-  const state = await health().catch(() => null);
-  if (state && state.version === undefined && isSignedIn) showSignIn();
 }
 
 startTheme();
 const showHelp = startKeyboard(() => view);
 nav.append(...SECTIONS.map(([section, name]) => h("a", { href: `#/${section}`, "data-section": section }, name)));
 document.getElementById("bar-end").append(
+  account.element,
   h("span", { class: "connection-dot", title: "Connection to the server" }),
   h("button", { class: "button quiet icon", type: "button", "aria-label": "Keys", title: "Keys (?)", onclick: showHelp }, "?"),
   themeButton());
@@ -139,6 +185,7 @@ document.querySelector(".skip").addEventListener("click", (event) => {
 });
 connection.addEventListener("change", showConnection);
 addEventListener("hashchange", showRoute);
-addEventListener("himalia:unauthorized", () => isSignedIn && showSignIn());
-await takeToken();
+addEventListener("himalia:unauthorized", lock);
+addEventListener("focus", lookAgain);
+await takeKey();
 await start();

@@ -4,15 +4,16 @@ import { copyButton } from "./clipboard.js";
 import { h } from "./elements.js";
 import { bytes, count, plural } from "./format.js";
 import { OutputFrame, PlotFrame } from "./frames.js";
-import { textOf } from "./session.js";
+import { pretty } from "./json_text.js";
+import { WIDGET, textOf } from "./session.js";
 import { lineElement, terminalElement } from "./terminal.js";
+import { WidgetView } from "./widget_view.js";
 
 const LINES_SHOWN = 500;
 const TEXT_SHOWN = 100_000;
 const IMAGES = ["image/png", "image/jpeg", "image/gif", "image/webp"];
 const PLOTLY = "application/vnd.plotly.v1+json";
-const WIDGET = "application/vnd.jupyter.widget-view+json";
-// The richest form that is there is shown; a widget comes as its text form.
+// The richest form that is there is shown.
 const FORMS = [PLOTLY, WIDGET, "text/html", "image/svg+xml", ...IMAGES, "text/latex", "text/markdown", "application/json", "text/plain"];
 
 /** The view of an output: `element`, `update()` when the output changed, `close()` when it goes. */
@@ -142,6 +143,7 @@ class DisplayView {
     const form = this.#isText ? "text/plain" : rich;
     this.#toggle.hidden = rich === "text/plain" || !("text/plain" in data) || rich === WIDGET;
     if (form === this.#form && this.#shown instanceof OutputFrame) return this.#shown.update(textOf(data[form]));
+    if (form === this.#form && this.#shown instanceof WidgetView) return this.#shown.update();
     this.#shown?.close();
     this.#shown = null;
     this.#form = form;
@@ -151,11 +153,19 @@ class DisplayView {
   #make(form, data) {
     if (form === undefined) return h("p", { class: "note" }, "An empty output");
     if (form === PLOTLY) return this.#plot(data);
-    if (form === WIDGET) return [h("p", { class: "note" }, "A widget, as text:"), textBlock(textOf(data["text/plain"]) || "(it has no text form)")];
+    if (form === WIDGET) return this.#widget(data);
     if (form === "text/html" || form === "image/svg+xml") return this.#frame(textOf(data[form]), form);
     if (IMAGES.includes(form)) return imageOf(form, textOf(data[form]), textOf(data["text/plain"]));
-    if (form.endsWith("json")) return textBlock(JSON.stringify(data[form], null, 2));
+    if (form in this.output.json) return textBlock(pretty(this.output.json[form]), form === "application/json" ? "" : form);
     return textBlock(textOf(data[form]), form === "text/plain" || form === "text/latex" || form === "text/markdown" ? "" : form);
+  }
+
+  #widget(data) {
+    const { widgets } = this.output;
+    const id = data[WIDGET]?.model_id;
+    if (!widgets?.kindOf(id)) return [h("p", { class: "note" }, "A widget, as text:"), textBlock(textOf(data["text/plain"]) || "(it has no text form)")];
+    this.#shown = new WidgetView(widgets, id);
+    return this.#shown.element;
   }
 
   #frame(html, form) {

@@ -1,4 +1,13 @@
-// Asking again and again, but only while somebody looks.
+// Asking again and again, but only while somebody looks and is signed in.
+
+const polls = new Set();
+let isHeld = false;
+
+/** Hold all polls, or let them ask again at once. Without a session every question would be refused. */
+export function holdPolls(held) {
+  isHeld = held;
+  if (!held) for (const turn of polls) turn();
+}
 
 /**
  * Call `work(signal)` now, and again `everyMs` after it has ended. A hidden page does not ask; when it is shown again
@@ -10,8 +19,9 @@ export function poll(work, everyMs) {
   let busy = false;
 
   async function turn() {
+    clearTimeout(timer);
     timer = null;
-    if (busy || ended.signal.aborted || document.hidden) return;
+    if (busy || ended.signal.aborted || document.hidden || isHeld) return;
     busy = true;
     try {
       await work(ended.signal);
@@ -20,7 +30,7 @@ export function poll(work, everyMs) {
     } finally {
       busy = false;
     }
-    if (!ended.signal.aborted && !document.hidden) timer = setTimeout(turn, everyMs);
+    if (!ended.signal.aborted && !document.hidden && !isHeld) timer = setTimeout(turn, everyMs);
   }
 
   function onVisibility() {
@@ -28,10 +38,12 @@ export function poll(work, everyMs) {
     else turn();
   }
 
+  polls.add(turn);
   document.addEventListener("visibilitychange", onVisibility, { signal: ended.signal });
   turn();
   return () => {
     ended.abort();
+    polls.delete(turn);
     clearTimeout(timer);
   };
 }

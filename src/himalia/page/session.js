@@ -1,11 +1,16 @@
 // A kernel's topic, folded into what a person sees: requests with their outputs, and what happened to the kernel.
 // Without elements: it depends only on the records and their order, so two browsers show the same.
 
+import { textAt } from "./json_text.js";
 import { Terminal } from "./terminal.js";
+import { Widgets } from "./widgets.js";
 
 const KEPT_CHARS_MAX = 64_000_000;
 const OUTPUTS_MAX = 2000;
+const DATE_TOLERANCE_MS = 1000;
 const SHOWS = new Set(["stream", "display_data", "execute_result", "error", "clear_output", "update_display_data"]);
+const COMMS = new Set(["comm_open", "comm_msg", "comm_close"]);
+export const WIDGET = "application/vnd.jupyter.widget-view+json";
 export const ENDED = new Set(["ok", "error", "aborted", "died", "timeout", "cancelled", "stale"]);
 
 /** One request: its code, where it stands, what it showed. */
@@ -18,6 +23,8 @@ export class Cell {
   queuedAt = null;
   startedAt = null;
   finishedAt = null;
+  busyDate = NaN; // the kernel's own clock, in ms
+  idleDate = NaN;
   outputs = [];
   prompt = null; // what the code asks on stdin
   clearFirst = false;
@@ -36,14 +43,26 @@ export class Cell {
   get hasEnded() {
     return ENDED.has(this.status);
   }
+
+  /** How long it ran, in ms, by the rule of kernels/duration.py; null if that is not known. */
+  get ranMs() {
+    if (!this.startedAt || !this.finishedAt) return null;
+    const [started, closed] = [Date.parse(this.startedAt), Date.parse(this.finishedAt)];
+    const earliest = this.queuedAt ? Date.parse(this.queuedAt) : started;
+    const isPlausible = earliest - DATE_TOLERANCE_MS <= this.busyDate && this.busyDate <= this.idleDate && this.idleDate <= closed + DATE_TOLERANCE_MS;
+    return isPlausible ? this.idleDate - this.busyDate : Math.max(closed - started, 0);
+  }
 }
 
 /** `entries` are cells and notes in the order they began; `changed` collects those that changed. */
 export class Session {
   #cells = new Map();
   #displays = new Map();
+  #widgets = new Widgets();
+  #widgetDisplays = new Map(); // by the id of the model that they show
   #chars = 0;
   #oldestKept = 0;
+  #busy = null; // the last busy of a request that is not known yet
   entries = [];
   changed = new Set();
   state = null; // what the kernel last said of itself: "busy", "idle", …
@@ -62,13 +81,15 @@ export class Session {
     const headers = record.message.headers ?? {};
     const payload = record.message.payload;
     const content = isObject(payload) && isObject(payload.content) ? payload.content : {};
-    const told = { record, content, type: String(headers.msg_type ?? ""), parent: String(headers.parent_id ?? "") };
+    const date = isObject(payload) && isObject(payload.header) ? Date.parse(payload.header.date) : NaN;
+    const told = { record, content, date, type: String(headers.msg_type ?? ""), parent: String(headers.parent_id ?? "") };
     if (told.type === "kernel_event") this.#event(told);
     else if (told.type === "status") this.#status(told);
     else if (told.type === "execute_input") this.#input(told);
     else if (told.type === "execute_request") this.#sent(told);
     else if (told.type === "input_request") this.#asks(told);
     else if (told.type === "input_reply") this.#answered(told);
+    else if (COMMS.has(told.type)) this.#comm(told);
     else if (SHOWS.has(told.type)) this.#output(told);
   }
 
@@ -111,7 +132,7 @@ export class Session {
       cell.finishedAt = record.ts;
       cell.prompt = null;
       if (Number.isInteger(content.execution_count)) cell.count = content.execution_count;
-    } else if (event !== "request_sent") {
+    } else {
       this.#kernelEvent(event, content, record.ts);
     }
   }
@@ -132,13 +153,16 @@ export class Session {
     this.note(told[0], told[1], ts);
   }
 
-  #status({ record, content, parent }) {
+  #status({ record, content, parent, date }) {
     this.state = String(content.execution_state ?? this.state);
     const cell = this.#cells.get(parent);
+    if (!cell && content.execution_state === "busy") this.#busy = { parent, date, ts: record.ts };
     if (!cell || cell.hasEnded) return;
+    if (content.execution_state === "idle") cell.idleDate = earlier(cell.idleDate, date);
     if (content.execution_state === "busy") {
       cell.status = "running";
-      cell.startedAt = record.ts;
+      cell.startedAt ??= record.ts;
+      cell.busyDate = earlier(cell.busyDate, date);
       this.#touch(cell);
     } else if (content.execution_state === "idle" && cell.isForeign) {
       // Another client's request: nobody closes it for us.
@@ -164,7 +188,9 @@ export class Session {
     if (!isNew) return;
     cell.isForeign = true;
     cell.status = "running";
-    cell.startedAt = record.ts;
+    const busy = this.#busy?.parent === parent ? this.#busy : null;
+    cell.startedAt = busy?.ts ?? record.ts;
+    cell.busyDate = busy?.date ?? NaN;
   }
 
   #asks({ record, content, parent }) {
@@ -184,7 +210,7 @@ export class Session {
   // Outputs
 
   #output({ record, content, type, parent }) {
-    if (type === "update_display_data") return this.#update(content);
+    if (type === "update_display_data") return this.#update(content, record);
     // What nobody asked for stands where it came, not with what nobody asked for an hour ago.
     if (parent === "" && this.#cells.get(parent) !== this.entries.at(-1)) this.#cells.delete(parent);
     const isNew = !this.#cells.has(parent);
@@ -198,7 +224,8 @@ export class Session {
     }
     if (cell.clearFirst) this.#clear(cell);
     if (type === "stream") return this.#stream(cell, content.name === "stderr" ? "stderr" : "stdout", textOf(content.text));
-    this.#add(cell, type === "error" ? errorOf(content) : this.#display(cell, content, type), sizeOf(content));
+    const output = type === "error" ? errorOf(content) : this.#display(cell, content, type, record);
+    this.#add(cell, output, sizeOf(content) + sizeOf(output.json ?? ""));
   }
 
   #stream(cell, name, text) {
@@ -211,20 +238,33 @@ export class Session {
     this.#count(cell, text.length);
   }
 
-  #display(cell, content, type) {
-    const display = { kind: "display", data: isObject(content.data) ? content.data : {}, count: null, version: 0, cell };
+  #display(cell, content, type, record) {
+    const display = { kind: "display", ...formsOf(content, record), count: null, version: 0, cell };
     if (type === "execute_result" && Number.isInteger(content.execution_count)) display.count = content.execution_count;
     const id = content.transient?.display_id;
-    if (id !== undefined && id !== null) {
-      if (!this.#displays.has(id)) this.#displays.set(id, []);
-      this.#displays.get(id).push(display);
+    if (id !== undefined && id !== null) addTo(this.#displays, id, display);
+    const model = display.data[WIDGET]?.model_id;
+    if (typeof model === "string") {
+      display.widgets = this.#widgets;
+      addTo(this.#widgetDisplays, model, display);
     }
     return display;
   }
 
-  #update(content) {
+  #comm({ type, content }) {
+    const changed = this.#widgets.take(type, content);
+    if (changed === null) return;
+    for (const model of this.#widgets.around(changed)) {
+      for (const display of this.#widgetDisplays.get(model) ?? []) {
+        display.version += 1;
+        this.#touch(display.cell);
+      }
+    }
+  }
+
+  #update(content, record) {
     for (const display of this.#displays.get(content.transient?.display_id) ?? []) {
-      display.data = isObject(content.data) ? content.data : {};
+      Object.assign(display, formsOf(content, record));
       display.version += 1;
       this.#touch(display.cell);
     }
@@ -263,18 +303,37 @@ export class Session {
   }
 }
 
+function addTo(lists, key, value) {
+  if (!lists.has(key)) lists.set(key, []);
+  lists.get(key).push(value);
+}
+
+/** What is displayed, by media type: `data` as it was parsed, and `json`, as it was written, of what is not text. */
+function formsOf(content, record) {
+  const data = isObject(content.data) ? content.data : {};
+  const forms = Object.keys(data).filter((form) => form.endsWith("json") || !isText(data[form]));
+  return { data, json: Object.fromEntries(forms.map((form) => [form, writtenAs(record, form)])) };
+}
+
+const writtenAs = (record, form) => textAt(record.text, "message", "payload", "content", "data", form) ?? "";
+
 function errorOf(content) {
   const traceback = Array.isArray(content.traceback) ? content.traceback.map(textOf) : [];
   return { kind: "error", ename: textOf(content.ename), evalue: textOf(content.evalue), traceback };
 }
 
+/** The earlier of two times in ms; NaN is none. */
+const earlier = (one, other) => (other < one || Number.isNaN(one) ? other : one);
+
 const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
 
 /** Text as Jupyter has it: a string, or lines of strings. */
+const isText = (value) => typeof value === "string" || (Array.isArray(value) && value.every((line) => typeof line === "string"));
+
+/** Such a text; of what should be one and is not, its JSON. */
 export function textOf(value) {
-  if (typeof value === "string") return value;
   if (value === null || value === undefined) return "";
-  if (Array.isArray(value) && value.every((line) => typeof line === "string")) return value.join("");
+  if (isText(value)) return typeof value === "string" ? value : value.join("");
   return JSON.stringify(value);
 }
 

@@ -19,6 +19,12 @@ export class Sparkline {
     }, this.#area, this.#line);
   }
 
+  /** Draw these values instead of those before. */
+  show(values) {
+    this.#values = values.slice(-this.#length);
+    this.#draw();
+  }
+
   push(value) {
     this.#values.push(value);
     if (this.#values.length > this.#length) this.#values.shift();

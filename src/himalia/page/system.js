@@ -53,6 +53,7 @@ function showVerdict(place, state, stats) {
   place.className = `card verdict ${isWell ? "ok" : "bad"}`;
   const lagging = stats.subscribers.filter((one) => one.lag > 1000).length;
   const remarks = [
+    ...(state.warnings ?? []).map((warning) => `Warning: ${warning}.`),
     lagging && `${plural(lagging, "subscriber")} more than 1,000 records behind.`,
     stats.dropped && `${plural(stats.dropped, "record")} skipped for slow subscribers since the start; they are in the log.`,
   ].filter(Boolean);
@@ -61,8 +62,8 @@ function showVerdict(place, state, stats) {
 }
 
 function showTiles(tiles, state, stats, samples) {
-  tiles.published.show(rate(stats.rates.published), `${count(stats.published)} since the start`, stats.rates.published);
-  tiles.delivered.show(rate(stats.rates.delivered), `${count(stats.delivered)} since the start`, stats.rates.delivered);
+  tiles.published.show(rate(stats.rates.published), `${count(stats.published)} since the start`, stats.last_minute.published);
+  tiles.delivered.show(rate(stats.rates.delivered), `${count(stats.delivered)} since the start`, stats.last_minute.delivered);
   const [half, most] = [0.5, 0.99].map((share) => quantile(samples, "himalia_commit_seconds", share));
   const commits = valueOf(samples, "himalia_commits_total") ?? 0;
   tiles.commit.show(most === null ? "–" : `≤ ${duration(most * 1000)}`, most === null ? "nothing was committed yet" : `for 99% of ${count(commits)}; half ≤ ${duration(half * 1000)}`);

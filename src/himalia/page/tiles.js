@@ -12,9 +12,11 @@ export class Tile {
     this.element = h("div", { class: "tile card" }, h("h2", { class: "tile-name" }, name), this.#value, this.#note, spark?.element ?? "");
   }
 
-  show(value, note = "", point = null) {
+  /** `points` are all values of the line, or one more of them. */
+  show(value, note = "", points = null) {
     setText(this.#value, value);
     setText(this.#note, note);
-    if (point !== null) this.#spark?.push(point);
+    if (Array.isArray(points)) this.#spark?.show(points);
+    else if (points !== null) this.#spark?.push(points);
   }
 }

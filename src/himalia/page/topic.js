@@ -1,11 +1,14 @@
 // One topic: its records as they come, or as they came.
 
-import { get, post, remove, topicPath } from "./api.js";
-import { copy, copyButton } from "./clipboard.js";
+import { get, remove, topicPath } from "./api.js";
+import { copy } from "./clipboard.js";
 import { carefulButton, h, setText } from "./elements.js";
-import { bytes, clipped, clock, count, plural, rate } from "./format.js";
+import { bytes, count, plural, rate } from "./format.js";
+import { LogSearch } from "./log_search.js";
 import { poll } from "./polling.js";
-import { Rates } from "./topics.js";
+import { publishForm } from "./publish_form.js";
+import { asText, detailsOf, fillRow, recordOf, titleOf } from "./topic_rows.js";
+import { rateOf } from "./topics.js";
 import { attempt, toast } from "./toasts.js";
 import { VirtualList } from "./virtual_list.js";
 
@@ -13,11 +16,12 @@ const FIRST_SHOWN = 200;
 const CAPACITY = 20_000;
 const PAGE = 500; // records read at a time while somebody reads in the past
 const BEHIND_MAX = 5000; // what the server may skip beyond, and says so
-const PAYLOAD_SHOWN = 200_000;
 
 /**
  * Live, it follows the end. Paused, it holds its place and costs nothing: the log keeps what comes meanwhile, and
  * going on begins exactly there. In the past, it reads a page at a time as somebody scrolls down.
+ *
+ * With a filter it searches the log: back from the end while live, forward from the place that was asked for in the past.
  */
 export function topicView({ connection, navigate, route }) {
   const topic = route.parts[1];
@@ -36,10 +40,11 @@ class TopicView {
   #credit = Infinity;
   #next = null;
   #epoch = null;
-  #end = 0;
+  #end = null; // not known before the first look
   #stopPolling;
-  #rates = new Rates();
   #parts = {};
+  #search = null;
+  #isToSearchBack = false; // once the server has said where the end is
   #onConnection = () => this.#connectionChanged();
   #wasAsleep = false;
 
@@ -60,6 +65,7 @@ class TopicView {
 
   close() {
     this.#connection.removeEventListener("change", this.#onConnection);
+    this.#search?.stop();
     this.#unsubscribe();
     this.#stopPolling();
     this.#list.close();
@@ -103,7 +109,9 @@ class TopicView {
     this.#next = null;
     this.#become("live");
     this.#list.showEnd();
-    this.#subscribe({ last_n: FIRST_SHOWN, policy: "drop_oldest", limit: BEHIND_MAX });
+    this.#endSearch();
+    this.#isToSearchBack = this.#filter !== "";
+    this.#subscribe({ last_n: this.#filter ? 0 : FIRST_SHOWN, policy: "drop_oldest", limit: BEHIND_MAX });
   }
 
   #readPast(place) {
@@ -112,7 +120,58 @@ class TopicView {
     this.#credit = PAGE;
     this.#become("past");
     this.#list.showStart();
-    this.#subscribe({ ...place, policy: "lossless" });
+    this.#endSearch();
+    if (this.#filter) this.#searchForward(place);
+    else this.#subscribe({ ...place, policy: "lossless" });
+  }
+
+  // Searching: what the filter lets pass of the log as it is, beside what comes
+
+  #endSearch() {
+    this.#search?.stop();
+    this.#search = null;
+  }
+
+  #searchBack(from, epoch) {
+    this.#isToSearchBack = false;
+    const onFound = (records) => this.#list.prepend(records.map(rowOf));
+    this.#search = new LogSearch(this.#topic, this.#filter, { onFound, onChange: () => this.#showPlace() });
+    this.#search.back(from, epoch);
+  }
+
+  #searchForward(place) {
+    const onFound = (records, answer) => {
+      this.#epoch = answer.epoch;
+      this.#tellGap(place.from, answer);
+      this.#list.append(records.map(rowOf));
+      this.#credit -= records.length;
+      this.#next = answer.next;
+    };
+    this.#search = new LogSearch(this.#topic, this.#filter, { onFound, onChange: () => this.#searchedForward() });
+    this.#search.forward(place);
+  }
+
+  /** What is asked for first may be gone; it is said once. */
+  #tellGap(requested, { first, end }) {
+    if (this.#next === null && requested < first) this.#list.append([{ kind: "gap", requested, first, end }]);
+  }
+
+  /** At the end of the log, what comes is shown too. */
+  #searchedForward() {
+    if (this.#search.state === "done" && !this.#subscription && this.#credit > 0) {
+      this.#subscribe({ from: this.#next, epoch: this.#epoch ?? undefined, policy: "lossless" });
+    }
+    if (this.#search.state === "failed") this.#complain(this.#search.error.message);
+    this.#showPlace();
+  }
+
+  #searchOn() {
+    if (this.#search.state === "running") return this.#search.stop();
+    if (this.#mode !== "past" && this.#list.length > CAPACITY) {
+      return toast(`This page keeps ${count(CAPACITY)} rows: narrow the filter, or jump to an earlier offset`, "bad");
+    }
+    if (this.#mode === "past") this.#credit = PAGE;
+    this.#search.resume();
   }
 
   /** Whoever pauses before the server has said where we are still learns it: there is a place to hold only then. */
@@ -126,16 +185,23 @@ class TopicView {
   /** Go on where we stopped, unless so much came meanwhile that it would only rush by. */
   #goLive() {
     const missed = this.#end - (this.#next ?? this.#end);
+    if (this.#waitsAhead()) return this.#newest();
     if (this.#next === null || missed > CAPACITY / 2) {
       const skipped = this.#next;
       this.#newest();
       if (skipped !== null) this.#append([{ kind: "skipped", first: skipped, count: missed }]);
       return;
     }
+    if (this.#mode === "past") this.#endSearch();
     this.#become("live");
     this.#list.showEnd();
     const place = { from: this.#next, epoch: this.#epoch ?? undefined };
     this.#subscribe({ ...place, policy: "drop_oldest", limit: BEHIND_MAX });
+  }
+
+  /** Whether somebody jumped beyond the end: nothing is shown until the log reaches that offset. */
+  #waitsAhead() {
+    return this.#mode === "past" && this.#end !== null && this.#next > this.#end && !this.#list.length;
   }
 
   /** While nobody looked much may have come: then what is new is worth more than all of it. */
@@ -156,7 +222,7 @@ class TopicView {
     for (const message of messages) {
       const isAnswer = message.type === "ack" || message.type === "error";
       if (this.#credit <= 0 && !isAnswer) break; // not ours to show yet: it is read again from #next
-      const row = this.#rowOf(message);
+      const row = this.#rowFor(message);
       if (row) rows.push(row);
       if (message.type === "event") {
         this.#next = message.offset + 1;
@@ -169,14 +235,9 @@ class TopicView {
     this.#showPlace();
   }
 
-  #rowOf(message) {
-    if (message.type === "event") return { kind: "record", record: message };
-    if (message.type === "ack") {
-      this.#epoch = message.epoch ?? null;
-      if (this.#next === null) this.#next = message.offset ?? null;
-      this.#complain("");
-      return null;
-    }
+  #rowFor(message) {
+    if (message.type === "event") return rowOf(message);
+    if (message.type === "ack") return this.#placed(message);
     if (message.type === "error") {
       if (message.request_id) this.#complain(message.error.message);
       return { kind: "error", code: message.error.code, text: message.error.message };
@@ -190,6 +251,14 @@ class TopicView {
     return null;
   }
 
+  #placed({ epoch, offset }) {
+    this.#epoch = epoch ?? null;
+    if (this.#next === null) this.#next = offset ?? null;
+    this.#complain("");
+    if (this.#isToSearchBack) this.#searchBack(offset, epoch);
+    return null;
+  }
+
   #append(rows) {
     if (!rows.length) return;
     this.#list.append(rows);
@@ -199,6 +268,8 @@ class TopicView {
   #onScroll({ atEnd }) {
     if (this.#mode === "live" && !atEnd) this.#pause();
     else if (this.#mode === "past" && atEnd && this.#credit <= 0 && this.#next !== null) {
+      if (this.#search?.state === "paused") return this.#searchOn();
+      if (this.#search && this.#search.state !== "done") return;
       this.#credit = PAGE;
       this.#subscribe({ from: this.#next, epoch: this.#epoch ?? undefined, policy: "lossless" });
     }
@@ -224,8 +295,14 @@ class TopicView {
     if (newest) parts.push(`${plural(this.#list.length, "row")} here, to offset ${count(newest.record.offset)}`);
     const waiting = this.#end - (this.#next ?? this.#end);
     if (this.#mode !== "live" && waiting > 0) parts.push(`${count(waiting)} more in the log`);
-    if (!newest) parts.push(this.#filter ? "Nothing matches the filter yet" : "Nothing here yet");
+    if (this.#waitsAhead()) parts.push(`Waiting for offset ${count(this.#next)}; the topic ends at ${count(this.#end)}`);
+    else if (!newest && !this.#filter) parts.push("Nothing here yet");
+    const state = this.#search?.state ?? "done";
+    if (!newest && this.#search && state === "done") parts.push("Nothing matches");
+    if (this.#search) parts.push(this.#search.sentence);
     setText(this.#parts.place, parts.join(" · "));
+    this.#parts.search.hidden = state === "done";
+    setText(this.#parts.search, { running: "Stop", failed: "Try again" }[state] ?? "Search on");
   }
 
   async #look(signal) {
@@ -237,7 +314,7 @@ class TopicView {
     if (!topic) return;
     this.#end = topic.end;
     const facts = [
-      rate(this.#rates.of(this.#topic, topic)), plural(topic.messages, "message"), `${bytes(topic.bytes)} kept`,
+      rate(rateOf(topic)), plural(topic.messages, "message"), `${bytes(topic.bytes)} kept`,
       topic.first > 0 && `from offset ${count(topic.first)}`, plural(topic.subscribers, "subscriber"),
       topic.lag > 0 && `lag ${count(topic.lag)}`,
     ];
@@ -265,7 +342,8 @@ class TopicView {
     parts.complaint = h("p", { class: "complaint", role: "alert", hidden: true });
     parts.pause = h("button", { class: "button", type: "button", onclick: () => this.onKey(" ") }, "Pause");
     parts.details = h("aside", { class: "details", "aria-label": "The chosen record", hidden: true });
-    parts.publish = this.#publishPanel();
+    parts.search = h("button", { class: "button tiny", type: "button", hidden: true, onclick: () => this.#searchOn() });
+    parts.publish = publishForm(this.#topic);
     const togglePublish = () => {
       parts.publish.hidden = !parts.publish.hidden;
       if (!parts.publish.hidden) parts.publish.querySelector("textarea").focus();
@@ -281,7 +359,7 @@ class TopicView {
       h("div", { class: "toolbar" }, this.#filterForm(), this.#jumpForm()),
       parts.complaint, parts.publish,
       h("div", { class: "split" }, h("div", { class: "card flush list-card" }, this.#list.element), parts.details),
-      h("p", { class: "status-line" }, parts.place));
+      h("p", { class: "status-line" }, parts.place, " ", parts.search));
   }
 
   #filterForm() {
@@ -311,27 +389,6 @@ class TopicView {
     return h("form", { class: "inline-form", onsubmit: jump }, input, h("button", { class: "button", type: "submit" }, "Jump"));
   }
 
-  #publishPanel() {
-    const payload = h("textarea", {
-      class: "input mono", rows: "4", spellcheck: "false", "aria-label": "Payload, JSON", placeholder: '{"sku": "A-17", "total": 120}',
-    });
-    const headers = h("input", { class: "input mono grow", "aria-label": "Headers, JSON", placeholder: 'Headers, if any: {"source": "web"}' });
-    const button = h("button", { class: "button primary", type: "submit" }, "Publish");
-    const send = async (event) => {
-      event.preventDefault();
-      await attempt(async () => {
-        const message = { payload: parsed(payload.value, "the payload") };
-        if (headers.value.trim()) message.headers = parsed(headers.value, "the headers");
-        const answer = await post(topicPath(this.#topic, "/messages"), message);
-        toast(`Stored at offset ${count(answer.offset)}`, "good");
-        payload.select();
-      }, button);
-    };
-    const onkeydown = (event) => (event.ctrlKey || event.metaKey) && event.key === "Enter" && send(event);
-    return h("form", { class: "card publish", hidden: true, onsubmit: send, onkeydown }, payload,
-      h("div", { class: "inline-form" }, headers, button));
-  }
-
   async #delete() {
     if (await attempt(() => remove(topicPath(this.#topic)))) this.#navigate("#/topics");
   }
@@ -346,6 +403,8 @@ class TopicView {
   }
 }
 
+const rowOf = (record) => ({ kind: "record", record: recordOf(record) });
+
 /** From what somebody typed to a place in the log; null if it says none. */
 export function placeOf(text) {
   if (/^\d+$/.test(text)) return { from: text };
@@ -353,74 +412,4 @@ export function placeOf(text) {
   const at = today ? new Date() : new Date(/^\d{4}-\d{2}-\d{2}$/.test(text) ? `${text}T00:00` : text);
   if (today) at.setHours(Number(today[1]), Number(today[2]), Number(today[3] ?? 0), 0);
   return text && !Number.isNaN(at.getTime()) ? { since: at.toISOString() } : null;
-}
-
-function parsed(text, what) {
-  try {
-    return JSON.parse(text);
-  } catch (error) {
-    throw new Error(`${what} is not JSON: ${error.message}`);
-  }
-}
-
-// Rows
-
-function fillRow(element, row) {
-  element.className = `vrow ${row.kind}`;
-  if (row.kind === "record") {
-    const { offset, ts, message } = row.record;
-    row.line ??= clipped(JSON.stringify(message.payload), 400);
-    cells(element, [["offset", count(offset)], ["time", clock(ts)], ["who", message.headers?.publisher ?? message.headers?.msg_type ?? ""], ["what", row.line]]);
-  } else {
-    cells(element, [["notice", textOf(row)]]);
-  }
-}
-
-function cells(element, wanted) {
-  const isSame = element.children.length === wanted.length;
-  if (!isSame) element.replaceChildren(...wanted.map(() => h("span")));
-  wanted.forEach(([kind, text], index) => {
-    const cell = element.children[index];
-    cell.className = kind;
-    cell.textContent = text;
-  });
-}
-
-function textOf(row) {
-  switch (row.kind) {
-    case "dropped":
-      return `Skipped: this page was too slow for ${plural(row.count, "record")}, offsets ${count(row.first)} to ${count(row.last)}. They are in the log; jump to ${row.first} to read them.`;
-    case "gap":
-      return `Gap: offset ${count(row.requested)} is not there; the log goes on at ${count(row.first)}, its end is ${count(row.end)}.`;
-    case "skipped":
-      return `Passed over ${plural(row.count, "record")} from offset ${count(row.first)} on, to be where the end is. Jump there to read them.`;
-    case "error":
-      return `${row.code}: ${row.text}`;
-    default:
-      return row.text;
-  }
-}
-
-function titleOf(row) {
-  return row.kind === "record" ? `Offset ${count(row.record.offset)}` : { dropped: "Skipped", gap: "Gap", skipped: "Passed over" }[row.kind] ?? "Notice";
-}
-
-const asText = (row) => (row.kind === "record" ? JSON.stringify(row.record.message.payload, null, 2) : textOf(row));
-
-function detailsOf(row, topic) {
-  if (row.kind !== "record") return [h("p", {}, textOf(row))];
-  const { offset, ts, message } = row.record;
-  const text = asText(row);
-  const shown = h("pre", { class: "payload", tabindex: "0" }, text.slice(0, PAYLOAD_SHOWN));
-  const rest = text.length > PAYLOAD_SHOWN && h("button", { class: "button", onclick: (event) => {
-    shown.textContent = text;
-    event.target.remove();
-  } }, `Show all ${bytes(text.length)}`);
-  const headers = Object.entries(message.headers ?? {}).map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]);
-  return [
-    h("dl", { class: "pairs" }, h("dt", {}, "time"), h("dd", {}, ts), h("dt", {}, "id"), h("dd", {}, message.id), ...headers.flat()),
-    shown, rest,
-    h("div", { class: "actions" }, copyButton(() => text, "Copy payload"), copyButton(() => JSON.stringify(row.record, null, 2), "Copy record"),
-      copyButton(() => `${location.origin}/#/topics/${encodeURIComponent(topic)}?from=${offset}`, "Copy link")),
-  ];
 }

@@ -2,7 +2,7 @@
 
 import { get, post } from "./api.js";
 import { emptyState, errorState, h, loading, setText } from "./elements.js";
-import { bytes, count, rate } from "./format.js";
+import { bytes, count, plural, rate } from "./format.js";
 import { poll } from "./polling.js";
 import { Sparkline } from "./sparkline.js";
 import { attempt } from "./toasts.js";
@@ -10,20 +10,15 @@ import { attempt } from "./toasts.js";
 const ASK_EVERY_MS = 1000;
 const SHOWN_MAX = 500;
 
-/** The rate of each topic, from how its end moves between two looks; an epoch that changed begins anew. */
-export class Rates {
-  #seen = new Map();
+const RATE_SECONDS = 10; // as the server's own rates have it
+const NOTHING = new Array(60).fill(0);
 
-  of(name, topic, now = performance.now()) {
-    const before = this.#seen.get(name);
-    this.#seen.set(name, { end: topic.end, epoch: topic.epoch, now });
-    if (!before || before.epoch !== topic.epoch || now <= before.now) return 0;
-    return ((topic.end - before.end) * 1000) / (now - before.now);
-  }
-}
+const sumOf = (counts) => counts.reduce((sum, one) => sum + one, 0);
+
+/** Messages a second over the last ten seconds. */
+export const rateOf = (topic) => sumOf(topic.last_minute.slice(-RATE_SECONDS)) / RATE_SECONDS;
 
 export function topicsView({ navigate }) {
-  const rates = new Rates();
   const rows = new Map();
   const search = h("input", {
     type: "search", class: "input", placeholder: "Find a topic", "aria-label": "Find a topic", "data-find": "",
@@ -48,15 +43,14 @@ export function topicsView({ navigate }) {
     try {
       const stats = await get("/stats", {}, signal);
       latest = new Map(Object.entries(stats.topics));
-      for (const [name, topic] of latest) topic.rate = rates.of(name, topic);
-      show(true);
+      show();
     } catch (error) {
       if (error.name === "AbortError") throw error;
       if (!latest.size) state.replaceChildren(errorState(error));
     }
   }
 
-  function show(isNew = false) {
+  function show() {
     const wanted = search.value.trim().toLowerCase();
     const names = [...latest.keys()].filter((name) => name.toLowerCase().includes(wanted)).sort();
     state.replaceChildren(...(names.length ? [] : [nothing(wanted)]));
@@ -68,7 +62,7 @@ export function topicsView({ navigate }) {
     const elements = shown.map((name) => {
       if (!rows.has(name)) rows.set(name, new TopicRow(name));
       const row = rows.get(name);
-      row.show(latest.get(name), isNew);
+      row.show(latest.get(name));
       return row.element;
     });
     if (elements.length !== body.children.length || elements.some((one, index) => one !== body.children[index])) {
@@ -88,26 +82,30 @@ function nothing(wanted) {
 class TopicRow {
   #cells;
   #spark = new Sparkline();
+  #minute;
 
   constructor(name) {
     const cell = (kind) => h("td", { class: kind });
     this.#cells = { rate: cell("number"), messages: cell("number"), kept: cell("number wide"),
       subscribers: cell("number"), lag: cell("number") };
     const { rate: speed, messages, kept, subscribers, lag } = this.#cells;
+    this.#minute = h("td", { class: "spark-cell" }, this.#spark.element);
     this.element = h("tr", { "data-topic": name },
       h("th", { scope: "row" }, h("a", { class: "row-link", href: `#/topics/${encodeURIComponent(name)}` }, name)),
-      speed, h("td", { class: "spark-cell" }, this.#spark.element), messages, kept, subscribers, lag);
+      speed, this.#minute, messages, kept, subscribers, lag);
   }
 
-  show(topic, isNew) {
-    setText(this.#cells.rate, rate(topic.rate));
-    this.#cells.rate.classList.toggle("dim", topic.rate === 0);
+  show(topic) {
+    const perSecond = rateOf(topic);
+    setText(this.#cells.rate, rate(perSecond));
+    this.#cells.rate.classList.toggle("dim", perSecond === 0);
+    this.#spark.show(topic.last_minute.length ? topic.last_minute : NOTHING);
+    this.#minute.title = `${plural(sumOf(topic.last_minute), "message")} in the last minute`;
     setText(this.#cells.messages, count(topic.messages));
     setText(this.#cells.kept, bytes(topic.bytes));
     setText(this.#cells.subscribers, count(topic.subscribers));
     setText(this.#cells.lag, count(topic.lag));
     this.#cells.lag.classList.toggle("warn", topic.lag > 100);
-    if (isNew) this.#spark.push(topic.rate);
   }
 }
 

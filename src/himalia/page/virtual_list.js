@@ -61,6 +61,16 @@ export class VirtualList {
     this.#planSoon();
   }
 
+  /** Rows before the first; what is in sight stays where it is. */
+  prepend(rows) {
+    if (!rows.length) return;
+    this.#rows.unshift(...rows);
+    this.#dropped -= rows.length;
+    this.#inner.style.height = `${this.#rows.length * this.#rowHeight}px`;
+    if (!this.following) this.element.scrollTop += rows.length * this.#rowHeight;
+    this.#plan();
+  }
+
   clear() {
     this.#dropped += this.#rows.length;
     this.#rows = [];
@@ -131,7 +141,7 @@ export class VirtualList {
     while (this.#pool.length < number) this.#pool.push(this.#makeElement());
     const size = this.#pool.length;
     for (let index = first; index < first + size; index += 1) {
-      const element = this.#pool[(index + this.#dropped) % size];
+      const element = this.#pool[(((index + this.#dropped) % size) + size) % size];
       const row = index < first + number ? this.#rows[index] : undefined;
       this.#place(element, row, index);
     }

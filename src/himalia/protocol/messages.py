@@ -9,7 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from himalia.errors import BadRequest
-from himalia.record import Record, format_ts
+from himalia.record import Position, Record, format_ts
 
 PROTOCOL_VERSION = 1
 REQUEST_ID_LENGTH_MAX = 256
@@ -60,7 +60,7 @@ class ServerMessage(msgspec.Struct, omit_defaults=True):
     message: Message | None = None
     offset: int | None = None
     epoch: str | None = None
-    topics: dict[str, dict[str, Any]] | None = None
+    topics: dict[str, Position] | None = None
     error: ErrorBody | None = None
     msg: str | None = None
     first: int | None = None

@@ -8,26 +8,44 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Coroutine, Iterable, Sequence
-from typing import Any
+from collections import OrderedDict
+from collections.abc import Coroutine, Sequence
+from time import perf_counter
+from typing import Any, NamedTuple
 
-from himalia.errors import InternalError, LogUnavailable, SlowConsumer, TopicNotFound
+from himalia.errors import FilterFailed, InternalError, LogUnavailable, SlowConsumer, TopicNotFound
 from himalia.log.contract import Chunk, Log
 from himalia.pubsub.cursor import Cursor
+from himalia.pubsub.due import DueCursors
+from himalia.pubsub.filters import Filter
 from himalia.pubsub.outlet import Outlet
 from himalia.pubsub.stats import Meter
-from himalia.pubsub.tail import view_of
+from himalia.pubsub.tail import Encoded, View
 from himalia.pubsub.topic import Topic
 from himalia.pubsub.tracing import Tracing
+from himalia.pubsub.turns import TURN_S, Turns
 from himalia.record import Record
 
 logger = logging.getLogger("himalia.delivery")
 
 CURSORS_AT_ONCE = 64
 """Cursors served before the loop looks at its sockets: new publishes are committed while the rest is served."""
+RELEASED_AT_ONCE = 512
+"""Cursors that were held up by their transports and are put in line in one turn."""
+ENCODED_AT_ONCE = 32
+"""Records read from the log that are encoded and filtered before it is asked whether the turn is over."""
 READS_AT_ONCE = 8
+FILTERING_S = 0.003
+"""Time for evaluating filters before the loop looks at its sockets; one evaluation may exceed it."""
 RETRY_AFTER_S = 1.0
+
+
+class Matched(NamedTuple):
+    """Records that passed a filter, on how many it failed, and the first of these."""
+
+    passed: list[Record]
+    failed: int
+    failure: tuple[int, FilterFailed] | None
 
 
 class Delivery:
@@ -37,6 +55,7 @@ class Delivery:
         self,
         log: Log,
         meter: Meter,
+        turns: Turns,
         *,
         chunk_bytes: int,
         tail_bytes: int,
@@ -45,18 +64,19 @@ class Delivery:
     ) -> None:
         self._log = log
         self._meter = meter
+        self._turns = turns
         self._chunk_bytes = chunk_bytes
         self._tail_bytes = tail_bytes
         self._tail_records = tail_records
         self._tracing = tracing
         self.topics: dict[str, Topic] = {}
-        self._dirty: dict[Topic, None] = {}
-        self._ready: dict[Outlet, None] = {}
+        self._dirty: OrderedDict[Topic, None] = OrderedDict()
+        self._ready: OrderedDict[Outlet, None] = OrderedDict()
+        # Topics with records that a filter has not looked at, in the order of their turn.
+        self._behind: dict[Topic, None] = {}
         self._scheduled = False
         # Cursors to serve, in the order of their turn.
-        self._due: deque[Cursor] = deque()
-        # Whether any subscriber ever had a priority, so that turns must be ordered by it.
-        self.has_priorities = False
+        self.due = DueCursors()
         self._reads = asyncio.Semaphore(READS_AT_ONCE)
         self._tasks: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
@@ -64,6 +84,14 @@ class Delivery:
     def mark(self, topic: Topic) -> None:
         """The topic may have new records."""
         self._dirty[topic] = None
+        self._schedule()
+
+    def begin(self, cursor: Cursor) -> None:
+        """Serve a cursor that was held, on a topic that is followed already: the others on it have nothing new."""
+        cursor.held = False
+        self.due.extend((cursor,))
+        if cursor.topic.tail.is_behind:
+            self._behind[cursor.topic] = None
         self._schedule()
 
     def wake(self, outlet: Outlet) -> None:
@@ -74,7 +102,7 @@ class Delivery:
     @property
     def is_idle(self) -> bool:
         """Whether nothing is marked, in line or being read."""
-        return not (self._dirty or self._ready or self._due or self._tasks)
+        return not (self._dirty or self._ready or self._behind or self.due or self._tasks)
 
     async def stop(self) -> None:
         for task in self._tasks:
@@ -91,42 +119,62 @@ class Delivery:
         self._scheduled = False
         self._gather_due()
         touched: dict[Outlet, None] = {}
-        due, serve = self._due, self._serve
-        for _ in range(min(len(due), CURSORS_AT_ONCE)):
-            cursor = due.popleft()
-            cursor.due = False
+        serve = self._serve
+        for cursor in self.due.take(CURSORS_AT_ONCE):
             if serve(cursor):
                 touched[cursor.subscriber.outlet] = None
         for outlet in touched:
             outlet.flush()
-        if due:
+        if self.due or self._dirty or self._ready or self._behind:
             self._schedule()
 
     def _gather_due(self) -> None:
-        """Put the cursors of marked topics and outlets in line, behind those that are in line already."""
-        dirty, self._dirty = self._dirty, {}
-        ready, self._ready = self._ready, {}
-        is_mixed = bool(self._due or ready or len(dirty) > 1)
-        for topic in dirty:
+        """Put the cursors of marked topics and outlets in line, as many as fit into this turn."""
+        ends_at = perf_counter() + TURN_S
+        while self._dirty:
+            topic, _ = self._dirty.popitem(last=False)
             self._refresh(topic)
-            self._line_up(topic.cursors)
-        for outlet in ready:
-            for subscriber in outlet.subscribers:
-                self._line_up(subscriber.cursors.values())
-        # The cursors of one topic are in order already.
-        if self.has_priorities and is_mixed:
-            self._due = deque(sorted(self._due, key=lambda cursor: -cursor.subscriber.priority))
+            self.due.extend(topic.cursors)
+            if topic.tail.is_behind:
+                self._behind[topic] = None
+            if perf_counter() >= ends_at:
+                break
+        if self._behind:
+            self._judge()
+        self._release_blocked()
 
-    def _line_up(self, cursors: Iterable[Cursor]) -> None:
-        for cursor in cursors:
-            if not cursor.due:
-                cursor.due = True
-                self._due.append(cursor)
+    def _judge(self) -> None:
+        """Evaluate filters on new records for a while, and put the cursors that can move on in line."""
+        until = perf_counter() + FILTERING_S
+        for topic in list(self._behind):
+            del self._behind[topic]
+            topic.tail.judge(until)
+            self.due.extend(topic.filtered_cursors)
+            if topic.tail.is_behind:
+                self._behind[topic] = None
+            if perf_counter() >= until:
+                return
+
+    def _release_blocked(self) -> None:
+        """Put cursors in line that were held up, of outlets that can take more."""
+        room = RELEASED_AT_ONCE
+        left: list[Outlet] = []
+        while self._ready and room > 0:
+            outlet, _ = self._ready.popitem(last=False)
+            if outlet.paused or outlet.closed:
+                continue  # a transport that can take more marks its outlet again
+            released = outlet.take_blocked(room)
+            self.due.extend(released)
+            room -= len(released) + 1
+            if outlet.has_blocked:
+                left.append(outlet)
+        for outlet in left:
+            self._ready[outlet] = None
 
     def _serve(self, cursor: Cursor) -> bool:
         """Move one cursor as far as its transport allows; says whether something was gathered."""
-        tail = cursor.topic.tail
-        if cursor.next >= tail.end or cursor.reading or cursor.closed:
+        view = cursor.view
+        if cursor.next >= view.end or cursor.held or cursor.closed:
             return False
         outlet = cursor.subscriber.outlet
         if outlet.paused or cursor.stalled or outlet.closed:
@@ -134,18 +182,20 @@ class Delivery:
                 return False
             if outlet.paused:
                 cursor.stalled = True
+                outlet.block(cursor)
                 if cursor.subscriber.policy == "disconnect" and cursor.over_limit():
                     self._disconnect(cursor)
                 return False
             if not self._catch_up_after_stall(cursor):
                 return False
-        if cursor.next < tail.first:
+        if cursor.next < view.first:
             self._start_reading(cursor)
             return outlet.gathered_bytes > 0
         if outlet.gathered_bytes >= self._chunk_bytes:
+            outlet.block(cursor)
             self.wake(outlet)
             return True
-        part = cursor.view.slice(cursor.next, tail.first, self._chunk_bytes)
+        part = view.slice(cursor.next, self._chunk_bytes)
         cursor.next = part.end
         cursor.subscriber.sent += part.matched
         self._meter.delivered += part.matched
@@ -153,7 +203,8 @@ class Delivery:
             outlet.gather(part.data)
         if part.failure is not None:
             outlet.gather(outlet.codec.error(part.failure, cursor.topic.name))
-        if part.end < tail.end:
+        if part.end < view.end:
+            outlet.block(cursor)
             self.wake(outlet)
         return True
 
@@ -238,8 +289,9 @@ class Delivery:
     def _start_reading(self, cursor: Cursor) -> None:
         outlet = cursor.subscriber.outlet
         if outlet.reading:
-            return  # that read wakes the outlet when it is done
-        outlet.reading = cursor.reading = True
+            outlet.await_read(cursor)
+            return
+        outlet.reading = cursor.held = True
         self._spawn(self._read_for(cursor))
 
     async def _read_for(self, cursor: Cursor) -> None:
@@ -250,35 +302,32 @@ class Delivery:
             chunk = await self._read(cursor.topic.name, cursor.next)
             is_there = chunk is not None and chunk.epoch == cursor.topic.epoch
             if chunk is not None and is_there and not cursor.closed:
-                self._send(cursor, chunk)
+                await self._send(cursor, chunk)
         except Exception:
             outlet.close(InternalError("reading the log failed in the server; resume where you are"))
             raise
         finally:
-            outlet.reading = cursor.reading = False
-            self._next_in_turn(cursor)
+            outlet.reading = cursor.held = False
             if not is_there:
                 # The topic is gone, and the watch will say so; it is not read again until then.
                 cursor.closed = True
+            if not cursor.closed:
+                outlet.block(cursor)  # behind the other cursors of the outlet, which read first
             self.wake(outlet)
 
-    def _next_in_turn(self, cursor: Cursor) -> None:
-        """Let the other cursors of the outlet read before this one does again."""
-        subscriber = cursor.subscriber
-        if not cursor.closed and subscriber in subscriber.outlet.subscribers:
-            subscriber.cursors[cursor.topic.name] = subscriber.cursors.pop(cursor.topic.name)
-            del subscriber.outlet.subscribers[subscriber]
-            subscriber.outlet.subscribers[subscriber] = None
-
-    def _send(self, cursor: Cursor, chunk: Chunk) -> None:
+    async def _send(self, cursor: Cursor, chunk: Chunk) -> None:
         subscriber, outlet = cursor.subscriber, cursor.subscriber.outlet
         name = cursor.topic.name
+        first = chunk.records[0].offset if chunk.records else chunk.first
+        view = View(Encoded(outlet.codec), subscriber.filter, first)
+        await self._extend(view, chunk.records, cursor)
+        if cursor.closed or outlet.closed:
+            return
         if chunk.first > cursor.next:
             outlet.gather(outlet.codec.gap(name, subscriber.client_id, cursor.next, chunk.first, chunk.end))
             cursor.next = chunk.first
         if chunk.records:
-            view = view_of(chunk.records, outlet.codec, subscriber.filter)
-            part = view.slice(cursor.next, chunk.records[0].offset, 1 << 62)
+            part = view.slice(cursor.next, 1 << 62)
             cursor.next = part.end
             subscriber.sent += part.matched
             self._meter.delivered += part.matched
@@ -286,6 +335,27 @@ class Delivery:
             if part.failure is not None:
                 outlet.gather(outlet.codec.error(part.failure, name))
         outlet.flush()
+
+    async def _extend(self, view: View, records: Sequence[Record], cursor: Cursor) -> None:
+        """Encode old records for a cursor, in turns with other readers and with the loop."""
+        while (done := view.end - view.first) < len(records) and not cursor.closed:
+            if done and self._turns.is_over():
+                await self._turns.rest()
+            view.extend(records[done : done + ENCODED_AT_ONCE], perf_counter() + FILTERING_S)
+
+    async def matching(self, filter: Filter, records: Sequence[Record]) -> Matched:
+        """Evaluate a filter on old records, in turns with the other readers of such and with the loop."""
+        passed: list[Record] = []
+        failed: list[tuple[int, FilterFailed]] = []
+        for record in records:
+            if self._turns.is_over():
+                await self._turns.rest()
+            try:
+                if filter.matches(record):
+                    passed.append(record)
+            except FilterFailed as error:
+                failed.append((record.offset, error))
+        return Matched(passed, len(failed), failed[0] if failed else None)
 
     async def _read(self, topic: str, start: int) -> Chunk | None:
         """A chunk of the log, waiting for as long as the log is unwell; ``None`` if the topic is gone."""

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import msgspec
 
-from himalia.errors import TooManySubscriptions, TopicNotFound
+from himalia.errors import Forbidden, TooManySubscriptions, TopicNotFound
 from himalia.log.contract import Appended, Batch, Change, ChangeKind, Log
+from himalia.pubsub.activity import SECONDS, Activity
 from himalia.pubsub.cursor import Cursor
-from himalia.pubsub.delivery import Delivery
+from himalia.pubsub.delivery import Delivery, Matched
 from himalia.pubsub.filters import Filter
 from himalia.pubsub.outlet import Outlet
-from himalia.pubsub.stats import Meter, PubSubStats, SubscriberStats, TopicStats
+from himalia.pubsub.stats import Meter, PubSubStats, TopicStats, subscriber_stats
 from himalia.pubsub.subscriber import Start, Subscriber
 from himalia.pubsub.topic import Topic
 from himalia.pubsub.tracing import Tracing
-from himalia.record import Position, Retention, TopicInfo
-from himalia.topics import matches
+from himalia.pubsub.turns import TURN_S, Turns
+from himalia.record import Position, Record, Retention, TopicInfo
+from himalia.topics import AUDIT_TOPIC, matches
 
 logger = logging.getLogger("himalia.pubsub")
 
@@ -51,6 +55,16 @@ class Subscribed(msgspec.Struct, frozen=True):
     gaps: list[Gap]
 
 
+class Joining:
+    """A pattern whose first topics are being followed, in turns: what happened to topics meanwhile."""
+
+    __slots__ = ("created", "gone")
+
+    def __init__(self) -> None:
+        self.created: list[Change] = []
+        self.gone: set[str] = set()
+
+
 class PubSubManager:
     """Publishes to a log and delivers from it. Lives on one event loop; ``start`` before use, ``stop`` after."""
 
@@ -59,14 +73,15 @@ class PubSubManager:
         self._tracing = tracing
         self.limits = limits
         self.meter = Meter()
+        self.activity = Activity()
+        self.turns = Turns()
         self.in_flight = 0
         self.in_flight_bytes = 0
         # Called whenever publishes are no longer in flight.
         self.on_published: Callable[[], None] | None = None
         self._subscribers: dict[tuple[str, str, str], Subscriber] = {}
         self._patterns: dict[Subscriber, None] = {}
-        # Patterns whose first topics are being looked up, with the topics created meanwhile.
-        self._joining: dict[Subscriber, list[Change]] = {}
+        self._joining: dict[Subscriber, Joining] = {}
         self._cursors = 0
         self._topic_count = 0
         self._filters: Counter[Filter] = Counter()
@@ -80,6 +95,7 @@ class PubSubManager:
         self._delivery = Delivery(
             self.log,
             self.meter,
+            self.turns,
             chunk_bytes=limits.chunk_bytes,
             tail_bytes=limits.tail_bytes,
             tail_records=limits.tail_records,
@@ -87,7 +103,7 @@ class PubSubManager:
         )
         self.topics = self._delivery.topics
         self._watch = self.log.watch()
-        self._topic_count = len(await self.log.topics())
+        self._topic_count = sum(info.name != AUDIT_TOPIC for info in await self.log.topics())
         self._background = [asyncio.create_task(self._follow_log()), asyncio.create_task(self._sample())]
 
     async def stop(self) -> None:
@@ -100,17 +116,22 @@ class PubSubManager:
 
     # Topics
 
-    async def create_topic(self, name: str, retention: Retention | None = None) -> TopicInfo:
-        return await self.log.create(name, retention)
+    async def create_topic(
+        self, name: str, retention: Retention | None = None, owner: str | None = None
+    ) -> TopicInfo:
+        return await self.log.create(name, retention, owner)
 
     async def delete_topic(self, name: str) -> TopicInfo:
         return await self.log.delete(name)
 
     # Publishing
 
-    def publish(self, batch: Batch) -> asyncio.Future[Appended]:
-        """Append to the log; the future is done when the batch is safe, and only then is it delivered."""
-        size = sum([len(draft.headers) + len(draft.payload) for draft in batch.drafts])
+    def publish(self, batch: Batch, size_bytes: int | None = None) -> asyncio.Future[Appended]:
+        """Append to the log; the future is done when the batch is safe, and only then is it delivered.
+
+        ``size_bytes`` of all drafts is given where there may be a million of them, and the caller has counted.
+        """
+        size = sum([draft.size_bytes for draft in batch.drafts]) if size_bytes is None else size_bytes
         count = len(batch.drafts)
         self.in_flight += count
         self.in_flight_bytes += size
@@ -123,9 +144,11 @@ class PubSubManager:
             self.in_flight -= count
             self.in_flight_bytes -= size
             if not future.cancelled() and future.exception() is None:
-                duplicates = future.result().duplicates
-                self.meter.published += count - duplicates
-                self.meter.duplicates += duplicates
+                appended = future.result()
+                stored = count - appended.duplicates
+                self.meter.published += stored
+                self.meter.duplicates += appended.duplicates
+                self.activity.count(batch.topic, appended.epoch, stored)
             if finish is not None:
                 finish(None if future.cancelled() else future.exception())
             if self.on_published is not None:
@@ -143,15 +166,67 @@ class PubSubManager:
         same identity is replaced and, if it belongs to another connection, told so.
         """
         self._check_limits(subscriber)
+        if subscriber.follows_pattern:
+            self._joining[subscriber] = Joining()
         try:
-            starts = await self._starts(subscriber)
+            positions, gaps = await self._join(subscriber)
+            if not subscriber.cursors and not subscriber.follows_pattern:
+                raise TopicNotFound(subscriber.pattern)
+        except BaseException:
+            self._detach(subscriber)
+            raise
         finally:
-            created = self._joining.pop(subscriber, [])
-        starts = [start for start in starts if start[0].epoch not in self._gone]
-        if not starts and not subscriber.follows_pattern:
-            raise TopicNotFound(subscriber.pattern)
+            joining = self._joining.pop(subscriber, None)
         if subscriber.outlet.closed:
+            self._detach(subscriber)
             return Subscribed({}, [])
+        self._register(subscriber)
+        if joining is not None:
+            for change in joining.created:
+                if change.topic not in subscriber.cursors and change.epoch not in joining.gone:
+                    self._follow(subscriber, change.topic, change.epoch, 0, 0)
+                    positions[change.topic] = Position(0, change.epoch)
+        # Some of the topics may have been deleted meanwhile.
+        positions = {name: at for name, at in positions.items() if name in subscriber.cursors}
+        self._release(list(reversed(subscriber.cursors.values())))
+        logger.debug(
+            "%s of %s follows %s (%d topics, %s)",
+            subscriber.client_id,
+            subscriber.owner or "the server",
+            subscriber.pattern,
+            len(positions),
+            subscriber.policy,
+        )
+        return Subscribed(positions, [gap for gap in gaps if gap.topic in positions])
+
+    async def _join(self, subscriber: Subscriber) -> tuple[dict[str, Position], list[Gap]]:
+        """Put a cursor on each topic, in turns, for there may be very many; they stay held until ``_release``."""
+        joining, gaps = self._joining.get(subscriber), []
+        positions: dict[str, Position] = {}
+        for info in await self._lookup(subscriber):
+            if joining is not None:
+                if self.turns.is_over():
+                    await self.turns.rest()
+                if subscriber.outlet.closed:
+                    break
+                if not _concerns(subscriber, info.name, info.owner):
+                    continue
+            try:
+                start, gap = await self._resolve(subscriber.start, info)
+            except TopicNotFound:
+                if joining is None:
+                    raise
+                continue  # a pattern follows what is left
+            if info.epoch in self._gone or (joining is not None and info.epoch in joining.gone):
+                continue
+            if self._cursors >= self.limits.cursors_max:
+                raise self._too_many_cursors()
+            self._follow(subscriber, info.name, info.epoch, info.end, start)
+            positions[info.name] = Position(start, info.epoch)
+            gaps += [gap] if gap else []
+        return positions, gaps
+
+    def _register(self, subscriber: Subscriber) -> None:
         self._replace(subscriber)
         self._subscribers[subscriber.identity] = subscriber
         if subscriber.filter is not None:
@@ -160,23 +235,16 @@ class PubSubManager:
         subscriber.outlet.on_ready = self._delivery.wake
         if subscriber.follows_pattern:
             self._patterns[subscriber] = None
-        positions, gaps = {}, []
-        for info, start, gap in starts:
-            self._follow(subscriber, info.name, info.epoch, info.end, start)
-            positions[info.name] = Position(start, info.epoch)
-            gaps += [gap] if gap else []
-        for change in created:
-            if change.topic not in positions and change.epoch not in self._gone:
-                self._follow(subscriber, change.topic, change.epoch, 0, 0)
-                positions[change.topic] = Position(0, change.epoch)
-        logger.debug(
-            "%s follows %s (%d topics, %s)",
-            subscriber.client_id,
-            subscriber.pattern,
-            len(positions),
-            subscriber.policy,
-        )
-        return Subscribed(positions, gaps)
+
+    def _release(self, cursors: list[Cursor]) -> None:
+        """Let delivery begin in a later tick, from the last of these to the first, in turns."""
+        while cursors:
+            cursor = cursors.pop()
+            if not cursor.closed:
+                self._delivery.begin(cursor)
+            if self.turns.is_over():
+                self.turns.later(partial(self._release, cursors))
+                return
 
     def unsubscribe(self, pattern: str, owner: str, client_id: str, outlet: Outlet) -> bool:
         """End a subscription of this outlet; false if there was none, which is no error."""
@@ -190,8 +258,6 @@ class PubSubManager:
         """The connection is gone, and all its subscriptions with it."""
         for subscriber in list(outlet.subscribers):
             self._remove(subscriber)
-        for subscriber in [joining for joining in self._joining if joining.outlet is outlet]:
-            del self._joining[subscriber]
 
     def _too_many_cursors(self) -> TooManySubscriptions:
         return TooManySubscriptions(
@@ -208,28 +274,15 @@ class PubSubManager:
                 f"{self.limits.filters_max} distinct filters are in use; share one or raise filters_max"
             )
 
-    async def _starts(self, subscriber: Subscriber) -> list[tuple[TopicInfo, int, Gap | None]]:
-        """The topics to follow, and where to begin in each."""
-        infos = await self._lookup(subscriber)
-        if self._cursors + len(infos) > self.limits.cursors_max:
-            raise self._too_many_cursors()
-        starts = []
-        for info in infos:
-            try:
-                starts.append((info, *await self._resolve(subscriber.start, info)))
-            except TopicNotFound:
-                if not subscriber.follows_pattern:
-                    raise  # a pattern follows what is left
-        return starts
-
-    async def _lookup(self, subscriber: Subscriber) -> Sequence[TopicInfo]:
+    async def _lookup(self, subscriber: Subscriber) -> Iterable[TopicInfo]:
         if not subscriber.follows_pattern:
-            return [await self.log.info(subscriber.pattern)]
-        self._joining[subscriber] = []
-        return [info for info in await self.log.topics() if self._concerns(subscriber, info.name)]
-
-    def _concerns(self, subscriber: Subscriber, topic: str) -> bool:
-        return matches(subscriber.pattern, topic) and subscriber.may_follow(topic)
+            info = await self.log.info(subscriber.pattern)
+            if not subscriber.may_follow(info.name, info.owner):
+                raise Forbidden(
+                    f"{subscriber.owner!r} has no right to subscribe on {info.name!r}", topic=info.name
+                )
+            return [info]
+        return await self.log.topics()
 
     async def _resolve(self, start: Start, info: TopicInfo) -> tuple[int, Gap | None]:
         """The offset at which delivery begins in this topic, and the gap if that is not the one asked for."""
@@ -237,7 +290,8 @@ class PubSubManager:
         if start.positions is not None and info.name in start.positions:
             offset, epoch = start.positions[info.name]
         if offset is not None:
-            if info.first <= offset <= info.end and epoch in (None, info.epoch):
+            # An offset beyond the end is honoured too: the cursor waits until the log reaches it.
+            if info.first <= offset and epoch in (None, info.epoch):
                 return offset, None
             return info.first, Gap(info.name, offset, info.first, info.end)
         if start.since_us is not None:
@@ -251,13 +305,10 @@ class PubSubManager:
             topic = None
         if topic is None:
             topic = self.topics[name] = Topic(name, epoch, end, self.limits.tail_records)
+            self._delivery.mark(topic)  # finds what was committed since it was looked up
         asked_until = 0 if subscriber.start.is_live else end
-        topic.follow(subscriber, start, asked_until)
-        if subscriber.priority:
-            self._delivery.has_priorities = True
+        topic.follow(subscriber, start, asked_until).held = True
         self._cursors += 1
-        # Also finds what was committed since the topic was looked up.
-        self._delivery.mark(topic)
 
     def _replace(self, subscriber: Subscriber) -> None:
         older = self._subscribers.get(subscriber.identity)
@@ -274,28 +325,51 @@ class PubSubManager:
         del self._subscribers[subscriber.identity]
         if subscriber.filter is not None:
             self._filters[subscriber.filter] -= 1
-            self._filters += Counter()  # lets go of those that nobody uses
+            if not self._filters[subscriber.filter]:
+                del self._filters[subscriber.filter]
         self._patterns.pop(subscriber, None)
         subscriber.outlet.subscribers.pop(subscriber, None)
-        for cursor in list(subscriber.cursors.values()):
-            self._unfollow(cursor)
+        self._detach(subscriber)
+
+    def _detach(self, subscriber: Subscriber) -> None:
+        """Close its cursors now, and take them off their topics in turns."""
+        cursors = list(subscriber.cursors.values())
+        for cursor in cursors:
+            cursor.closed = True
+        self._unfollow_all(cursors)
+
+    def _unfollow_all(self, cursors: list[Cursor]) -> None:
+        while cursors:
+            self._unfollow(cursors.pop())
+            if self.turns.is_over():
+                self.turns.later(partial(self._unfollow_all, cursors))
+                return
 
     def _unfollow(self, cursor: Cursor) -> None:
         topic = cursor.topic
-        topic.unfollow(cursor)
+        if not topic.unfollow(cursor):
+            return
         self._cursors -= 1
         if not len(topic) and self.topics.get(topic.name) is topic:
             del self.topics[topic.name]
+
+    async def matching(self, filter: Filter, records: Sequence[Record]) -> Matched:
+        """Which of these old records pass, see ``Delivery.matching``."""
+        return await self._delivery.matching(filter, records)
 
     # Following the log
 
     async def _follow_log(self) -> None:
         async for changes in self._watch:
+            ends_at = time.perf_counter() + TURN_S
             for change in changes:
                 try:
                     self._on_change(change)
                 except Exception:  # a bug on one topic may not end delivery on all others
                     logger.exception("following %s failed", change.topic)
+                if time.perf_counter() >= ends_at:
+                    await asyncio.sleep(0)
+                    ends_at = time.perf_counter() + TURN_S
 
     def _on_change(self, change: Change) -> None:
         if change.kind is ChangeKind.APPENDED:
@@ -308,12 +382,12 @@ class PubSubManager:
             self._on_deleted(change)
 
     def _on_created(self, change: Change) -> None:
-        self._topic_count += 1
-        for subscriber, seen in self._joining.items():
-            if self._concerns(subscriber, change.topic):
-                seen.append(change)
+        self._topic_count += change.topic != AUDIT_TOPIC
+        for subscriber, joining in self._joining.items():
+            if _concerns(subscriber, change.topic, change.owner):
+                joining.created.append(change)
         for subscriber in self._patterns:
-            if change.topic not in subscriber.cursors and self._concerns(subscriber, change.topic):
+            if change.topic not in subscriber.cursors and _concerns(subscriber, change.topic, change.owner):
                 outlet = subscriber.outlet
                 if self._cursors >= self.limits.cursors_max:
                     outlet.gather(outlet.codec.error(self._too_many_cursors(), change.topic))
@@ -322,11 +396,14 @@ class PubSubManager:
                         outlet.codec.topic_created(change.topic, subscriber.client_id, change.epoch)
                     )
                     self._follow(subscriber, change.topic, change.epoch, 0, 0)
+                    self._delivery.begin(subscriber.cursors[change.topic])
                 outlet.flush()
 
     def _on_deleted(self, change: Change) -> None:
-        self._topic_count -= 1
+        self._topic_count -= change.topic != AUDIT_TOPIC
         self._gone.append(change.epoch)
+        for joining in self._joining.values():
+            joining.gone.add(change.epoch)
         topic = self.topics.get(change.topic)
         if topic is not None and topic.epoch == change.epoch:
             self._end(topic)
@@ -337,6 +414,8 @@ class PubSubManager:
         for cursor in topic.cursors:
             subscriber, outlet = cursor.subscriber, cursor.subscriber.outlet
             self._unfollow(cursor)
+            if self._subscribers.get(subscriber.identity) is not subscriber:
+                continue  # not acknowledged yet, or unsubscribed already
             if not subscriber.follows_pattern:
                 self._remove(subscriber)
             outlet.gather(outlet.codec.topic_deleted(topic.name, subscriber.client_id))
@@ -344,8 +423,10 @@ class PubSubManager:
 
     async def _sample(self) -> None:
         while True:
-            await asyncio.sleep(1)
-            self.meter.sample()
+            for _ in range(SECONDS):
+                await asyncio.sleep(1)
+                self.meter.sample()
+            self.activity.forget_idle()
 
     # Being watched
 
@@ -367,17 +448,19 @@ class PubSubManager:
         return 0 if found is None else len(found)
 
     async def stats(self) -> PubSubStats:
-        """Everything at one moment. Costs in proportion to topics and subscribers."""
+        """Everything. Costs in proportion to topics and cursors, and so is counted in turns, not at one moment."""
         meter = self.meter
+        infos, subscribers = await self.log.topics(), list(self._subscribers.values())
         return PubSubStats(
             uptime_s=meter.uptime_s,
-            topics={info.name: self._topic_stats(info) for info in await self.log.topics()},
-            subscribers=[_subscriber_stats(subscriber) for subscriber in self._subscribers.values()],
+            topics={info.name: self._topic_stats(info) async for info in self.turns.each(infos)},
+            subscribers=[subscriber_stats(each) async for each in self.turns.each(subscribers)],
             published=meter.published,
             duplicates=meter.duplicates,
             delivered=meter.delivered,
             dropped=meter.dropped,
             rates=meter.rates(),
+            last_minute=meter.last_minute(),
             in_flight=self.in_flight,
             queue_bytes=sum(outlet.unsent_bytes for outlet in self.outlets()),
         )
@@ -386,9 +469,10 @@ class PubSubManager:
         """Every outlet that has a subscription."""
         return {subscriber.outlet: None for subscriber in self._subscribers.values()}
 
-    def lag(self) -> int:
+    async def lag(self) -> int:
         """How far the slowest of all cursors is behind."""
-        return max((topic.lag() for topic in self.topics.values()), default=0)
+        topics = list(self.topics.values())
+        return max([topic.lag() async for topic in self.turns.each(topics)], default=0)
 
     def _topic_stats(self, info: TopicInfo) -> TopicStats:
         topic = self.topics.get(info.name)
@@ -400,15 +484,10 @@ class PubSubManager:
             epoch=info.epoch,
             subscribers=0 if topic is None else len(topic),
             lag=0 if topic is None else topic.lag(),
+            last_minute=self.activity.last_minute(info.name, info.epoch),
         )
 
 
-def _subscriber_stats(subscriber: Subscriber) -> SubscriberStats:
-    return SubscriberStats(
-        client_id=subscriber.client_id,
-        topic=subscriber.pattern,
-        policy=subscriber.policy,
-        sent=subscriber.sent,
-        dropped=subscriber.dropped,
-        lag=max((cursor.lag for cursor in subscriber.cursors.values()), default=0),
-    )
+def _concerns(subscriber: Subscriber, topic: str, owner: str | None) -> bool:
+    """Whether a subscription to a pattern shows this topic."""
+    return matches(subscriber.pattern, topic) and subscriber.may_follow(topic, owner)

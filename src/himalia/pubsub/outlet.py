@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
@@ -10,6 +11,7 @@ from himalia.errors import HimaliaError
 from himalia.record import Record
 
 if TYPE_CHECKING:
+    from himalia.pubsub.cursor import Cursor
     from himalia.pubsub.subscriber import Subscriber
 
 
@@ -39,7 +41,10 @@ class Outlet(ABC):
     """
 
     __slots__ = (
+        "_blocked",
         "_gathered",
+        "_pauses",
+        "_unread",
         "closed",
         "codec",
         "gathered_bytes",
@@ -59,6 +64,12 @@ class Outlet(ABC):
         self.subscribers: dict[Subscriber, None] = {}
         self.on_ready: Callable[[Outlet], None] | None = None
         self._gathered: list[bytes] = []
+        # How often the transport was full and could take more again.
+        self._pauses = 0
+        # Cursors with something to send, and the number of pauses when they were held up: by the transport, or by
+        # another read of the log. Not there while they are empty, which is nearly always.
+        self._blocked: OrderedDict[Cursor, int] | None = None
+        self._unread: OrderedDict[Cursor, int] | None = None
 
     def gather(self, data: bytes) -> None:
         self._gathered.append(data)
@@ -74,9 +85,53 @@ class Outlet(ABC):
         if not self.closed:
             self.write(data)
 
+    def block(self, cursor: Cursor) -> None:
+        """The cursor has more to send when the transport can take more."""
+        if self._blocked is None:
+            self._blocked = OrderedDict()
+        self._blocked[cursor] = self._pauses
+
+    def await_read(self, cursor: Cursor) -> None:
+        """The cursor is behind the tail, and the log is being read for another one of this outlet."""
+        if self._unread is None:
+            self._unread = OrderedDict()
+        self._unread[cursor] = self._pauses
+
+    def take_blocked(self, count: int) -> list[Cursor]:
+        """Up to ``count`` cursors that can go on now, those that have waited longest first."""
+        taken: list[Cursor] = []
+        if self._unread and not self.reading:
+            taken.append(self._release(self._unread))
+        while self._blocked and len(taken) < count:
+            taken.append(self._release(self._blocked))
+        if not self._blocked:
+            self._blocked = None
+        if not self._unread:
+            self._unread = None
+        return taken
+
+    def _release(self, waiting: OrderedDict[Cursor, int]) -> Cursor:
+        cursor, pauses = waiting.popitem(last=False)
+        if pauses != self._pauses:
+            cursor.stalled = True
+        return cursor
+
+    @property
+    def has_blocked(self) -> bool:
+        """Whether ``take_blocked`` would give something."""
+        return bool(self._blocked) or (bool(self._unread) and not self.reading)
+
+    def forget(self, cursor: Cursor) -> None:
+        """The cursor is closed."""
+        if self._blocked is not None:
+            self._blocked.pop(cursor, None)
+        if self._unread is not None:
+            self._unread.pop(cursor, None)
+
     def ready(self) -> None:
         """The transport can take more. Called by the transport."""
         self.paused = False
+        self._pauses += 1
         if self.on_ready is not None:
             self.on_ready(self)
 

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import msgspec
+
+from himalia.pubsub.activity import SECONDS
+
+if TYPE_CHECKING:
+    from himalia.pubsub.subscriber import Subscriber
+
+RATE_SECONDS = 10
 
 
 class TopicStats(msgspec.Struct, frozen=True):
@@ -19,6 +28,8 @@ class TopicStats(msgspec.Struct, frozen=True):
     subscribers: int
     lag: int
     """Records by which the slowest subscriber is behind."""
+    last_minute: list[int]
+    """Messages in each of the last 60 whole seconds, oldest first; empty if there were none."""
 
 
 class SubscriberStats(msgspec.Struct, frozen=True):
@@ -38,6 +49,14 @@ class Rates(msgspec.Struct, frozen=True):
     dropped: float
 
 
+class LastMinute(msgspec.Struct, frozen=True):
+    """Records in each of the last 60 seconds, oldest first; 0 before the server started."""
+
+    published: list[int]
+    delivered: list[int]
+    dropped: list[int]
+
+
 class PubSubStats(msgspec.Struct, frozen=True):
     uptime_s: float
     topics: dict[str, TopicStats]
@@ -47,6 +66,7 @@ class PubSubStats(msgspec.Struct, frozen=True):
     delivered: int
     dropped: int
     rates: Rates
+    last_minute: LastMinute
     in_flight: int
     """Publishes that wait for their commit."""
     queue_bytes: int
@@ -62,7 +82,7 @@ class Meter:
         self.duplicates = 0
         self.delivered = 0
         self.dropped = 0
-        self._samples: deque[tuple[float, int, int, int]] = deque(maxlen=11)
+        self._samples: deque[tuple[float, int, int, int]] = deque(maxlen=SECONDS + 1)
         self.sample()
 
     @property
@@ -73,10 +93,29 @@ class Meter:
         self._samples.append((time.monotonic(), self.published, self.delivered, self.dropped))
 
     def rates(self) -> Rates:
-        then, published, delivered, dropped = self._samples[0]
+        then, published, delivered, dropped = self._samples[-min(len(self._samples), RATE_SECONDS + 1)]
         seconds = max(time.monotonic() - then, 1e-3)
         return Rates(
             (self.published - published) / seconds,
             (self.delivered - delivered) / seconds,
             (self.dropped - dropped) / seconds,
         )
+
+    def last_minute(self) -> LastMinute:
+        return LastMinute(self._by_second(1), self._by_second(2), self._by_second(3))
+
+    def _by_second(self, column: int) -> list[int]:
+        totals = [int(sample[column]) for sample in self._samples]
+        grown = [after - before for before, after in pairwise(totals)]
+        return [0] * (SECONDS - len(grown)) + grown
+
+
+def subscriber_stats(subscriber: Subscriber) -> SubscriberStats:
+    return SubscriberStats(
+        client_id=subscriber.client_id,
+        topic=subscriber.pattern,
+        policy=subscriber.policy,
+        sent=subscriber.sent,
+        dropped=subscriber.dropped,
+        lag=max((cursor.lag for cursor in subscriber.cursors.values()), default=0),
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
@@ -72,8 +73,8 @@ class Subscriber:
         self.filter = filter
         self.priority = priority
         self.start = start
-        # Which topics of a pattern this subscriber has a right to; all of them unless the server says otherwise.
-        self.may_follow = _anything
+        # Which topics, by name and owner, this subscriber has a right to; all unless the server says otherwise.
+        self.may_follow: Callable[[str, str | None], bool] = _anything
         self.cursors: dict[str, Cursor] = {}
         self.sent = 0
         self.dropped = 0
@@ -92,5 +93,5 @@ class Subscriber:
         return (self.pattern, self.owner, self.client_id)
 
 
-def _anything(topic: str) -> bool:
+def _anything(topic: str, owner: str | None) -> bool:
     return True

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from typing import Any
+from time import perf_counter
 
 from himalia.errors import FilterFailed
-from himalia.pubsub.filters import Filter, activation
+from himalia.pubsub.filters import Filter
 from himalia.pubsub.outlet import Codec
 from himalia.record import Record
 
@@ -15,6 +15,8 @@ TRIM_EVERY = 256
 """Records by which a tail may exceed its limit, so that trimming costs little for each record."""
 
 
+JUDGED_AT_ONCE = 16
+"""Records that one filter looks at before it is the turn of the next, so that a dear one delays no other for long."""
 SLICES_MAX = 8
 """Joined buffers kept for each view. Live cursors share one or two; those that catch up come once each."""
 
@@ -34,11 +36,13 @@ class Slice:
 class View:
     """A tail as seen through one codec and one filter: a frame for each record, empty where it is filtered out.
 
-    So a filtered cursor moves like any other, and filtering costs nothing per subscriber.
+    So a filtered cursor moves like any other, and filtering costs nothing per subscriber. It holds the records from
+    ``first`` to ``end - 1``; with a filter that may be less than the tail has, until the filter has been evaluated.
     """
 
-    def __init__(self, encoded: Encoded, filter: Filter | None) -> None:
+    def __init__(self, encoded: Encoded, filter: Filter | None, first: int) -> None:
         self.filter = filter
+        self.first = self.end = first
         self._encoded = encoded
         self._frames: list[bytes] = []
         # Running total of bytes up to and including each frame, to find how much fits into a write.
@@ -50,38 +54,45 @@ class View:
     def codec(self) -> Codec:
         return self._encoded.codec
 
-    def extend(self, records: Sequence[Record], activations: Activations) -> None:
+    def extend(self, records: Sequence[Record], until: float | None = None) -> None:
+        """Take in the records from ``end`` on: all of them, or as many as there is time for, but at least one."""
         self._slices.clear()
         total = self._totals[-1] if self._totals else 0
         for record in records:
-            frame = self._frame(record, activations)
+            frame = self._frame(record)
             total += len(frame)
             self._frames.append(frame)
             self._totals.append(total)
+            self.end += 1
+            if until is not None and perf_counter() >= until:
+                return
 
-    def trim(self, count: int, first: int) -> None:
-        """Forget the oldest ``count`` frames; ``first`` is the offset that is then the first."""
+    def trim(self, first: int) -> None:
+        """Forget the frames before offset ``first``."""
         self._slices.clear()
+        count = max(0, first - self.first)
         del self._frames[:count]
         del self._totals[:count]
+        self.first = max(self.first, first)
+        self.end = max(self.end, self.first)
         if self._failures:
             self._failures = {at: error for at, error in self._failures.items() if at >= first}
 
-    def slice(self, start: int, first: int, bytes_max: int) -> Slice:
-        """From offset ``start`` as many records as fit, but at least one; ``first`` is the tail's first offset."""
+    def slice(self, start: int, bytes_max: int) -> Slice:
+        """From offset ``start`` as many records as fit, but at least one."""
         found = self._slices.get(start)
         if found is None:
             if len(self._slices) >= SLICES_MAX:
                 self._slices.clear()
-            found = self._slices[start] = self._cut(start, first, bytes_max)
+            found = self._slices[start] = self._cut(start, bytes_max)
         return found
 
-    def _cut(self, start: int, first: int, bytes_max: int) -> Slice:
-        at = start - first
+    def _cut(self, start: int, bytes_max: int) -> Slice:
+        at = start - self.first
         before = self._totals[at - 1] if at else self._totals[0] - len(self._frames[0])
         until = max(bisect_right(self._totals, before + bytes_max), at + 1)
         frames = self._frames[at:until]
-        end = first + until
+        end = self.first + until
         matched = len(frames) if self.filter is None else sum(1 for frame in frames if frame)
         return Slice(b"".join(frames), end, matched, self._failure(start, end))
 
@@ -96,10 +107,10 @@ class View:
             f"{error.message} (offset {min(failed)}; {len(failed)} of {end - start} records)", **error.data
         )
 
-    def _frame(self, record: Record, activations: Activations) -> bytes:
+    def _frame(self, record: Record) -> bytes:
         if self.filter is not None:
             try:
-                if not self.filter.matches(activations.of(record)):
+                if not self.filter.matches(record):
                     return b""
             except FilterFailed as error:
                 self._failures[record.offset] = error
@@ -125,30 +136,6 @@ class Encoded:
             self._events.pop(offset, None)
 
 
-class Activations:
-    """Decoded records for the filters of one round, so that a payload is decoded once for all of them."""
-
-    def __init__(self) -> None:
-        self._made: dict[int, dict[str, Any]] = {}
-
-    def of(self, record: Record) -> dict[str, Any]:
-        made = self._made.get(record.offset)
-        if made is None:
-            try:
-                made = activation(record)
-            except Exception as error:
-                raise FilterFailed(f"the record cannot be read as JSON: {error}") from None
-            self._made[record.offset] = made
-        return made
-
-
-def view_of(records: Sequence[Record], codec: Codec, filter: Filter | None) -> View:
-    """A view of records read from the log, for a cursor that is behind the tail."""
-    view = View(Encoded(codec), filter)
-    view.extend(records, Activations())
-    return view
-
-
 class Tail:
     """Records ``first`` to ``end - 1`` of a topic, in memory. Bounded by count and bytes."""
 
@@ -160,20 +147,24 @@ class Tail:
         self._records: list[Record] = []
         self._views: dict[tuple[Codec, Filter | None], View] = {}
         self._encoded: dict[Codec, Encoded] = {}
+        # Views whose filter has not looked at all records yet, in the order of their turn.
+        self._behind: dict[View, None] = {}
 
-    def view(self, codec: Codec, filter: Filter | None) -> View:
-        """The one view for this codec and filter."""
+    def view(self, codec: Codec, filter: Filter | None, start: int) -> View:
+        """The one view for this codec and filter. A new one with a filter begins where its first reader does."""
         key = (codec, filter)
         view = self._views.get(key)
         if view is None:
             encoded = self._encoded.setdefault(codec, Encoded(codec))
-            view = self._views[key] = View(encoded, filter)
-            view.extend(self._records, Activations())
+            first = self.first if filter is None else min(max(start, self.first), self.end)
+            view = self._views[key] = View(encoded, filter, first)
+            self._bring_up(view)
         return view
 
     def forget_view(self, view: View) -> None:
         codec = view.codec
         self._views.pop((codec, view.filter), None)
+        self._behind.pop(view, None)
         if all(other is not codec for other, _ in self._views):
             self._encoded.pop(codec, None)
 
@@ -188,14 +179,42 @@ class Tail:
         self._records.extend(records)
         self.end += len(records)
         self.bytes += _size_bytes(records)
-        activations = Activations()
         for view in self._views.values():
-            view.extend(records, activations)
+            self._bring_up(view)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether there are records that a filter has not looked at."""
+        return bool(self._behind)
+
+    def judge(self, until: float) -> None:
+        """Evaluate filters, in turn, for as long as there is time."""
+        while self._behind:
+            view = next(iter(self._behind))
+            del self._behind[view]
+            start = view.end - self.first
+            view.extend(self._records[start : start + JUDGED_AT_ONCE], until)
+            if view.end < self.end:
+                self._behind[view] = None
+            if perf_counter() >= until:
+                return
+
+    def _bring_up(self, view: View) -> None:
+        """Encode what the view lacks; filters are evaluated later, because that takes time."""
+        if view.end == self.end:
+            return
+        if view.filter is None:
+            view.extend(self._records[view.end - self.first :])
+        else:
+            self._behind[view] = None
 
     def skip_to(self, end: int) -> None:
         """Forget everything: the log moved on further than a tail should hold."""
         self._drop(len(self._records))
         self.first = self.end = end
+        for view in self._views.values():
+            view.trim(end)
+        self._behind.clear()
 
     def _trim(self, bytes_max: int) -> None:
         drop = max(0, len(self._records) - self._count_max)
@@ -212,7 +231,7 @@ class Tail:
             encoded.trim(range(self.first, self.first + count))
         self.first += count
         for view in self._views.values():
-            view.trim(count, self.first)
+            view.trim(self.first)
 
 
 def _size_bytes(records: Sequence[Record]) -> int:

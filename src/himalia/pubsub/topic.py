@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from himalia.pubsub.cursor import Cursor
 from himalia.pubsub.subscriber import Subscriber
 from himalia.pubsub.tail import Tail, View
@@ -12,7 +14,7 @@ class Topic:
 
     __slots__ = (
         "_cursors",
-        "_in_order",
+        "_filtered",
         "_view_users",
         "epoch",
         "marked_meanwhile",
@@ -29,7 +31,7 @@ class Topic:
         self.refreshing = False
         self.marked_meanwhile = False
         self._cursors: dict[Cursor, None] = {}
-        self._in_order: list[Cursor] | None = None
+        self._filtered: dict[Cursor, None] = {}
         self._view_users: dict[View, int] = {}
 
     @property
@@ -39,34 +41,41 @@ class Topic:
 
     @property
     def cursors(self) -> list[Cursor]:
-        """All cursors, those of higher priority first, else in the order they came."""
-        if self._in_order is None:
-            self._in_order = sorted(self._cursors, key=lambda cursor: -cursor.subscriber.priority)
-        return self._in_order
+        """All cursors, in the order they came."""
+        return list(self._cursors)
+
+    @property
+    def filtered_cursors(self) -> Iterable[Cursor]:
+        """The cursors that wait for a filter's judgement on new records."""
+        return self._filtered
 
     def __len__(self) -> int:
         return len(self._cursors)
 
     def follow(self, subscriber: Subscriber, start: int, asked_until: int) -> Cursor:
-        view = self.tail.view(subscriber.outlet.codec, subscriber.filter)
+        view = self.tail.view(subscriber.outlet.codec, subscriber.filter, start)
         cursor = Cursor(subscriber, self, start, asked_until, view)
         self._cursors[cursor] = None
-        self._in_order = None
+        if subscriber.filter is not None:
+            self._filtered[cursor] = None
         self._view_users[view] = self._view_users.get(view, 0) + 1
         subscriber.cursors[self.name] = cursor
         return cursor
 
-    def unfollow(self, cursor: Cursor) -> None:
+    def unfollow(self, cursor: Cursor) -> bool:
+        """Take the cursor away; false if that was done before."""
         if self._cursors.pop(cursor, cursor) is cursor:
-            return
-        self._in_order = None
+            return False
+        self._filtered.pop(cursor, None)
         cursor.closed = True
         cursor.subscriber.cursors.pop(self.name, None)
+        cursor.subscriber.outlet.forget(cursor)
         self._view_users[cursor.view] -= 1
         if not self._view_users[cursor.view]:
             del self._view_users[cursor.view]
             self.tail.forget_view(cursor.view)
+        return True
 
     def lag(self) -> int:
         """How far the slowest cursor is behind."""
-        return max((cursor.lag for cursor in self._cursors), default=0)
+        return max((cursor.lag for cursor in self._cursors if not cursor.closed), default=0)

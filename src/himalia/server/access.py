@@ -2,34 +2,63 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Depends, Request, Security
 from fastapi.security import APIKeyHeader, APIKeyQuery, HTTPBearer
+from starlette.types import Scope
 
-from himalia.errors import Unauthorized
+from himalia.errors import IssuerUnavailable, Unauthorized
+from himalia.proof import PATH as PROOF
+from himalia.server import admission
 from himalia.server.broker import Broker
-from himalia.server.trust import Principal
+from himalia.server.identity import Principal
 
-# Only for the OpenAPI document: the key itself is found by the keyring, for REST and WebSocket alike.
+# Only for the OpenAPI document: the key itself is found by ``Authenticator``, for REST and WebSocket alike.
 _header = APIKeyHeader(name="X-API-Key", auto_error=False)
 _bearer = HTTPBearer(auto_error=False)
 _query = APIKeyQuery(name="token", auto_error=False)
 
 
-def broker_of(request: Request) -> Broker:
+OPEN_PATHS = frozenset({"/", "/health", PROOF, "/docs", "/openapi.json", "/asyncapi.json"})
+"""What is answered without a key: whether the server is well, and documents that describe the program, not the data."""
+OPEN_PREFIX = "/page/"
+
+
+def is_open(scope: Scope) -> bool:
+    """Whether a request is answered without a key. A route that names ``Caller`` asks for one all the same."""
+    path: str = scope["path"]
+    if scope["method"] == "OPTIONS":  # a browser asks without credentials what it may send
+        return True
+    return scope["method"] in ("GET", "HEAD") and (path in OPEN_PATHS or path.startswith(OPEN_PREFIX))
+
+
+async def identify(scope: Scope, broker: Broker) -> Principal:
+    """The caller of this request, authenticated once and then kept in the scope; ``Unauthorized`` if there is none."""
+    state: dict[str, Any] = scope.setdefault("state", {})
+    if (known := state.get("principal")) is None:
+        known = state["principal"] = await broker.authenticate(scope)
+        admission.identified(scope)
+    principal: Principal = known
+    return principal
+
+
+# These are coroutines because FastAPI runs plain functions in a thread.
+
+
+async def broker_of(request: Request) -> Broker:
     broker: Broker = request.app.state.broker
     return broker
 
 
-def principal_of(request: Request) -> Principal:
-    return broker_of(request).keyring.identify(request.headers, request.url.query)
+async def principal_of(request: Request) -> Principal:
+    return await identify(request.scope, request.app.state.broker)
 
 
-def maybe_principal(request: Request) -> Principal | None:
+async def maybe_principal(request: Request) -> Principal | None:
     try:
-        return principal_of(request)
-    except Unauthorized:
+        return await principal_of(request)
+    except (Unauthorized, IssuerUnavailable):
         return None
 
 

@@ -6,13 +6,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
-from starlette.datastructures import Headers
+from fastapi.telemetry import TelemetryConfig
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import WebSocketRoute
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from himalia import __version__
-from himalia.errors import HimaliaError, MessageTooLarge
 from himalia.server import (
     events_api,
     failures,
@@ -20,11 +18,14 @@ from himalia.server import (
     page,
     publish_api,
     read_api,
+    reference,
+    session_api,
     tables_api,
     topics_api,
 )
 from himalia.server.asyncapi import asyncapi_document
 from himalia.server.broker import Broker
+from himalia.server.guard import Guard
 from himalia.server.websocket import websocket_endpoint
 from himalia.settings import Settings
 
@@ -33,50 +34,38 @@ cursor on the log. The WebSocket at `/ws` is described by `/asyncapi.json`. Ever
 `{"error": {"code", "message"}}`. Below `/api` are kernels, in the shape of Jupyter Server's API. Below `/tables` is
 what the pipeline has made of the log."""
 
-
-class Guard:
-    """Refuses foreign hosts and origins before anything else looks at a request, and bodies without end."""
-
-    def __init__(self, app: ASGIApp, broker: Broker) -> None:
-        self._app = app
-        self._broker = broker
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            try:
-                self._broker.frontier.check(Headers(scope=scope))
-            except HimaliaError as error:
-                self._broker.metrics.count_error(error.code)
-                await failures.error_response(error, scope["path"])(scope, receive, send)
-                return
-            # Whoever publishes in bulk reads the body piece by piece and has limits of its own.
-            if not scope["path"].endswith("/messages"):
-                receive = _limited(receive, self._broker.frame_bytes_max)
-        await self._app(scope, receive, send)
-
-
-def _limited(receive: Receive, bytes_max: int) -> Receive:
-    size = 0
-
-    async def receive_some() -> Message:
-        nonlocal size
-        message = await receive()
-        size += len(message.get("body", b""))
-        if size > bytes_max:
-            raise MessageTooLarge(f"a body has at most {bytes_max} bytes")
-        return message
-
-    return receive_some
+NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
+"""FastAPI's own spans have the query of the address, and so the key in ``?token=``. Ours are in ``tracing``."""
 
 
 def create_app(settings: Settings | None = None, broker: Broker | None = None) -> FastAPI:
     """The application on a broker of its own, which its lifespan opens and closes, or on one that is open."""
     if broker is None:
         broker = Broker(settings or Settings())
-    app = FastAPI(title="Himalia", version=__version__, description=DESCRIPTION, lifespan=_lifespan)
+    app = FastAPI(
+        title="Himalia",
+        version=__version__,
+        description=DESCRIPTION,
+        lifespan=_lifespan,
+        # FastAPI's own pages run scripts of another host in the origin that holds the session.
+        docs_url=None,
+        redoc_url=None,
+        telemetry=NO_TELEMETRY,
+        openapi_url=None,  # in ``reference``
+    )
     app.state.broker = broker
     failures.install(app)
-    for api in (topics_api, publish_api, read_api, events_api, tables_api, kernels_api, page):
+    for api in (
+        topics_api,
+        publish_api,
+        read_api,
+        events_api,
+        tables_api,
+        kernels_api,
+        session_api,
+        page,
+        reference,
+    ):
         app.include_router(api.router)
     app.add_api_route(
         "/asyncapi.json", asyncapi_document, tags=["server"], responses={403: topics_api.ERRORS[403]}
@@ -90,7 +79,15 @@ def create_app(settings: Settings | None = None, broker: Broker | None = None) -
             allow_headers=["*"],
         )
     app.add_middleware(Guard, broker=broker)
+    _build_routes(app)
     return app
+
+
+def _build_routes(app: FastAPI) -> None:
+    """Now, because FastAPI would do it for the first request, and everybody else would wait 0.1 s for that."""
+    nowhere = {"type": "http", "method": "GET", "path": "", "root_path": "", "headers": []}
+    for route in app.router.routes:
+        route.matches(nowhere)
 
 
 @asynccontextmanager

@@ -19,6 +19,9 @@ try:
     import pyarrow.compute as pc
 except ImportError:  # told to the caller of ArrowStream, not at import
     pa = None
+else:
+    # The C library's: Arrow's own keeps freed memory to itself.
+    pa.set_memory_pool(pa.system_memory_pool())
 
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 

@@ -46,7 +46,11 @@ SERVER_EXAMPLES: dict[str, dict[str, Any]] = {
         "topic": "orders",
         "offset": 12,
         "ts": _TS,
-        "message": {"id": _ID, "payload": {"sku": "A-17"}, "headers": {"publisher": "shop"}},
+        "message": {
+            "id": _ID,
+            "payload": {"sku": "A-17"},
+            "headers": {"publisher": "shop", "caller": "key:shop"},
+        },
     },
     "error": {
         "type": "error",

@@ -4,27 +4,42 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 
-from himalia.errors import ShuttingDown, TooManyConnections
+from starlette.types import Scope
+
+from himalia.errors import ShuttingDown, TooManyConnections, TooManyReaders
 from himalia.log import open_log
 from himalia.log.contract import Log
 from himalia.pubsub import Outlet, PubSubManager
 from himalia.pubsub.manager import Limits
 from himalia.record import Retention
+from himalia.server.admission import Admission, connections_within_descriptors
+from himalia.server.audit import Audit, AuditEvent
+from himalia.server.body_budget import BodyBudget
+from himalia.server.caller_usage import CallerUsages, Place
 from himalia.server.connection import Connection
 from himalia.server.hosting import Hosting
+from himalia.server.identity import Frontier, Principal
+from himalia.server.identity.authenticator import Authenticator
 from himalia.server.metrics import Metrics
 from himalia.server.pipeline_reading import PipelineReading
 from himalia.server.querying import Querying
+from himalia.server.refusals import Refusals
 from himalia.server.tracing import make_tracing
-from himalia.server.trust import Frontier, Keyring, make_keyring
 from himalia.settings import Settings
 
 logger = logging.getLogger("himalia.server")
 
+SWEEP_EVERY_S = 10.0
+"""How often callers that have gone are forgotten."""
+READERS_SHARE = 8
+"""One in so many places for readers is kept for callers that have none."""
 ENVELOPE_BYTES = 16 * 1024
 """What a message may need beside its payload and headers: type, topic, ids, a filter."""
+
+ENCODINGS_AT_ONCE = 2
 
 
 class Broker:
@@ -32,19 +47,34 @@ class Broker:
 
     def __init__(self, settings: Settings, log: Log | None = None) -> None:
         self.settings = settings
-        self.keyring: Keyring
-        self.keyring, self.token = make_keyring(settings)
         self.frontier = Frontier(settings.host, settings.allowed_hosts, settings.allowed_origins)
+        self.admission = Admission(
+            connections_within_descriptors(settings.connections_max), settings.anonymous_connections_max
+        )
+        self.bodies = BodyBudget(settings.bodies_bytes_max, settings.body_idle_timeout_s)
         self.metrics = Metrics(self)
         self.log: Log = log or self._make_log()
+        self.audit = Audit(
+            self.log, Retention(settings.audit_retention_age_s, settings.audit_retention_bytes, count=0)
+        )
+        self.refusals = Refusals(self.audit, settings.refused_key_delay_s)
+        self.identity = Authenticator(settings, self.log.url)
+        self.identity.on_event = self._record
+        self.identity.on_wrong_key = self.refusals.refuse
         tracing = make_tracing() if settings.tracing else None
         self.manager = PubSubManager(self.log, _limits(settings), tracing)
-        self.kernels = Hosting(self.manager, settings, tracing)
-        self.tables = Querying(settings.warehouse)
+        self.kernels = Hosting(self.manager, settings, tracing, self.audit)
+        self.tables = Querying(settings.warehouse, settings.queries_max, settings.queries_per_caller)
         self._reading = PipelineReading(self.log)
         self.manager.on_published = self.let_go
+        self.usages = CallerUsages()
         self.connections: dict[Connection, None] = {}
         self.streams: dict[Outlet, None] = {}
+        self._readers_of: Counter[str] = Counter()
+        # Whether pyarrow is imported, and not only being imported: an import meanwhile would wait.
+        self.has_arrow = False
+        # Batches of Arrow that are made at a time: each thread more makes the event loop wait for the interpreter.
+        self.encodings = asyncio.Semaphore(ENCODINGS_AT_ONCE)
         self.draining = False
         self._hurried = False
         self.is_open = False
@@ -61,11 +91,20 @@ class Broker:
             retention_paused=True,
             dedup_ids_max=settings.dedup_ids_max,
             topics_max=settings.topics_max,
+            producers_max=settings.producers_max,
+            producer_age_s=settings.producer_age_s,
         )
 
     async def open(self) -> None:
         """Open the log and begin to follow it. Raises what the log raises, in words for people."""
         await self.log.open()
+        try:
+            await self.audit.open()
+            await self.identity.open()
+        except BaseException:
+            await self.audit.close()
+            await self.log.close()
+            raise
         self.is_open = True
         await self._reading.open()
         await self.manager.start()
@@ -80,10 +119,13 @@ class Broker:
         self.is_open = False
         if self._heartbeats is not None:
             self._heartbeats.cancel()
+        await self.identity.close()
         await asyncio.wait({self.kernels.close()}, timeout=self.settings.shutdown_s)
         await self.kernels.cancel_close()
         await self._reading.close()
         await self.tables.close()
+        self.refusals.close()
+        await self.audit.close()
         await self.manager.stop()
         await self.log.close()
 
@@ -92,20 +134,61 @@ class Broker:
         """The largest frame, line or body in which a single message can come."""
         return self.settings.message_bytes_max + self.settings.headers_bytes_max + ENVELOPE_BYTES
 
+    async def authenticate(self, scope: Scope) -> Principal:
+        """The caller of a request or handshake, known by its head alone; ``Unauthorized`` without a valid key.
+
+        The one place where credentials are checked: the HTTP middleware and the WebSocket endpoint call it once each,
+        before a body is read.
+        """
+        return await self.identity.authenticate(scope)
+
+    def _record(self, event: str, caller: str, fields: Mapping[str, object]) -> None:
+        self.audit.record(AuditEvent(event), caller, **fields)
+
+    @property
+    def token(self) -> str | None:
+        """The token that lets everything be done, where there is one; known once the broker is open."""
+        return self.identity.token
+
     # Connections
 
     @property
     def connection_count(self) -> int:
         return len(self.connections) + len(self.streams)
 
-    def admit(self) -> None:
-        """Refuse a new WebSocket or stream beyond the limit, or during shutdown."""
+    def admit(self, principal: Principal) -> Place:
+        """A place for a new WebSocket or stream; refused beyond the server's or the caller's limit, and in shutdown."""
         if self.draining:
             raise ShuttingDown("the server is shutting down; connect again in a moment")
         if self.connection_count >= self.settings.connections_max:
             raise TooManyConnections(
                 f"{self.settings.connections_max} connections are open; try again later or raise connections_max"
             )
+        return self.usages.of(principal).enter()
+
+    @property
+    def readers(self) -> int:
+        """Answers that read a topic and are under way."""
+        return self._readers_of.total()
+
+    def admit_reader(self, caller: Principal) -> None:
+        """Take a place for an answer that reads a topic; refuse it beyond the limit. ``release_reader`` follows.
+
+        The last of the places are for callers that have none, so that one caller with slow readers keeps no other out.
+        """
+        limit = self.settings.readers_max
+        mine = self._readers_of[caller.name]
+        if self.readers >= limit - (limit // READERS_SHARE if mine else 0):
+            raise TooManyReaders(
+                f"{self.readers} readers are being answered, {mine} of them of {caller.name!r}; try again later or "
+                "raise readers_max"
+            )
+        self._readers_of[caller.name] += 1
+
+    def release_reader(self, caller: Principal) -> None:
+        self._readers_of[caller.name] -= 1
+        if not self._readers_of[caller.name]:
+            del self._readers_of[caller.name]
 
     async def _beat(self) -> None:
         """Ping every connection in its own rhythm and end those that are dead."""
@@ -119,11 +202,15 @@ class Broker:
             )
             / 4
         )
+        next_sweep = loop.time() + SWEEP_EVERY_S
         while True:
             await asyncio.sleep(pause)
             now = loop.time()
             for connection in list(self.connections):
                 connection.beat(now)
+            if now >= next_sweep:
+                next_sweep = now + SWEEP_EVERY_S
+                self.usages.sweep()
 
     # Admission of publishes
 

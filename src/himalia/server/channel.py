@@ -6,7 +6,7 @@ import asyncio
 from abc import abstractmethod
 from collections.abc import Callable
 
-from himalia.errors import HimaliaError, SlowConsumer
+from himalia.errors import HimaliaError, SlowConsumer, Unauthorized
 from himalia.pubsub import Outlet
 from himalia.server.codecs import WEBSOCKET
 
@@ -14,6 +14,8 @@ CLOSE_POLICY_VIOLATION = 1008
 CLOSE_INTERNAL_ERROR = 1011
 CLOSE_GOING_AWAY = 1001
 CLOSE_SERVICE_RESTART = 1012
+CLOSE_UNAUTHORIZED = 4401
+"""What let the peer in has ended: its key was removed, replaced or has expired, its session was revoked."""
 
 
 class Channel(Outlet):
@@ -31,6 +33,11 @@ class Channel(Outlet):
         super().ready()
         if self.on_writable is not None:
             self.on_writable()
+
+    @property
+    def untaken_bytes(self) -> int:
+        """What the peer's machine has not taken yet, as far as that is known."""
+        return self.unsent_bytes
 
     @abstractmethod
     def pause_reading(self) -> None: ...
@@ -51,5 +58,8 @@ class Channel(Outlet):
         """End the connection now."""
 
     def close(self, error: HimaliaError) -> None:
-        code = CLOSE_POLICY_VIOLATION if isinstance(error, SlowConsumer) else CLOSE_INTERNAL_ERROR
+        if isinstance(error, SlowConsumer):
+            code = CLOSE_POLICY_VIOLATION
+        else:
+            code = CLOSE_UNAUTHORIZED if isinstance(error, Unauthorized) else CLOSE_INTERNAL_ERROR
         self.shut(code, str(error.code))

@@ -17,6 +17,7 @@ from himalia.errors import (
     RateLimited,
     ShuttingDown,
     TooManySubscriptions,
+    Unauthorized,
 )
 from himalia.log.contract import Appended, Batch
 from himalia.protocol import (
@@ -30,11 +31,12 @@ from himalia.protocol import (
 )
 from himalia.pubsub import Subscriber
 from himalia.record import Draft, format_ts, now_us
+from himalia.server.caller_usage import Place
 from himalia.server.channel import Channel
 from himalia.server.codecs import WEBSOCKET, error_message
 from himalia.server.drafting import Drafter
+from himalia.server.identity import Principal
 from himalia.server.subscribing import make_subscriber
-from himalia.server.trust import Principal
 from himalia.topics import check_pattern
 
 if TYPE_CHECKING:
@@ -74,21 +76,26 @@ class Connection:
         "_in_flight",
         "_next_ping",
         "_pinged_at",
+        "_place",
         "_publishes",
         "_reading",
         "_refilled_at",
         "_spoke",
         "_unsent",
+        "_usage",
         "_waiting",
         "channel",
         "principal",
     )
 
-    def __init__(self, broker: Broker, principal: Principal, channel: Channel) -> None:
+    def __init__(self, broker: Broker, principal: Principal, channel: Channel, place: Place) -> None:
         self.channel = channel
         self.principal = principal
         self._broker = broker
         self._drafter = Drafter(broker.settings, principal)
+        self._place = place
+        place.outlet = channel
+        self._usage = broker.usages.of(principal)
         self._publishes: dict[str, Publishes] = {}
         self._in_flight = 0
         self._reading = True
@@ -103,11 +110,14 @@ class Connection:
         self._pinged_at: float | None = None
         channel.on_writable = self._resume_reading
         broker.connections[self] = None
+        principal.credential.watch(self._credential_ended)
 
     # What comes in
 
     def receive(self, data: bytes) -> None:
         """One text message. Whatever is wrong with it is answered; nothing is raised."""
+        if self.principal.credential.ended is not None:
+            return
         if self._busy:
             self._waiting.append(data)
             if len(self._waiting) >= COMMANDS_WAITING_MAX or len(data) >= WAITING_BYTES_LARGE:
@@ -151,6 +161,8 @@ class Connection:
         """The peer is gone. Idempotent."""
         self.channel.closed = True
         self._waiting.clear()
+        self.principal.credential.unwatch(self._credential_ended)
+        self._place.release()
         self._broker.connections.pop(self, None)
         self._broker.manager.leave(self.channel)
 
@@ -166,6 +178,8 @@ class Connection:
         topic, body = message.topic, message.message
         assert topic is not None and body is not None  # checked when it was decoded
         draft = self._drafter.draft(topic, body, message.client_id)
+        if self._usage.limits_publishing:
+            self._usage.publish(1, draft.size_bytes)
         publishes = self._publishes.get(topic)
         if publishes is None:
             publishes = self._publishes[topic] = Publishes()
@@ -185,7 +199,7 @@ class Connection:
         gathered, self._publishes = self._publishes, {}
         for topic, publishes in gathered.items():
             self._in_flight += len(publishes.drafts)
-            future = self._broker.manager.publish(Batch(topic, publishes.drafts))
+            future = self._broker.manager.publish(Batch(topic, publishes.drafts, scope=self.principal.name))
             future.add_done_callback(partial(self._published, topic, publishes.request_ids))
         if self._in_flight >= self._broker.settings.publishes_in_flight_max:
             self._hold_reading()
@@ -249,13 +263,11 @@ class Connection:
     async def _subscribe(self, message: ClientMessage) -> None:
         subscriber = make_subscriber(message, self._broker.settings, self.principal, self.channel)
         self._check_subscriptions(subscriber)
-        result = await self._broker.manager.subscribe(subscriber)
+        with self._usage.subscribing(subscriber.identity):
+            result = await self._broker.manager.subscribe(subscriber)
         ack = self._ack(message)
         if subscriber.follows_pattern:
-            ack.topics = {
-                topic: {"offset": position.offset, "epoch": position.epoch}
-                for topic, position in result.positions.items()
-            }
+            ack.topics = result.positions
         elif position := result.positions.get(subscriber.pattern):
             ack.offset, ack.epoch = position.offset, position.epoch
         self._reply(ack)
@@ -300,7 +312,13 @@ class Connection:
         self._flush_soon()
 
     def _refuse(self, error: HimaliaError, request_id: str | None) -> None:
-        logger.debug("refused: %s %s", error.code, error.message)
+        logger.debug(
+            "refused %s: %s %s",
+            self.principal.name,
+            error.code,
+            error.message,
+            extra={"caller": self.principal.name},
+        )
         self._broker.metrics.count_error(error.code)
         self._reply(error_message(error, request_id))
 
@@ -343,7 +361,7 @@ class Connection:
     def beat(self, now: float) -> None:
         """Called often; pings when it is time and ends a connection whose peer shows no life."""
         settings, channel = self._broker.settings, self.channel
-        unsent = channel.unsent_bytes
+        unsent = channel.untaken_bytes
         if unsent < self._unsent:
             channel.last_seen = now  # it takes what waits for it, however slowly
         self._unsent = unsent
@@ -352,7 +370,12 @@ class Connection:
             if channel.last_seen >= self._pinged_at or not_listening:
                 self._pinged_at = None
             elif now - self._pinged_at > self._patience_s():
-                logger.info("a peer showed no life for %.0f s and is dropped", now - channel.last_seen)
+                logger.info(
+                    "a peer of %s showed no life for %.0f s and is dropped",
+                    self.principal.name,
+                    now - channel.last_seen,
+                    extra={"caller": self.principal.name},
+                )
                 channel.abort()
                 return
         if now >= self._next_ping:
@@ -368,6 +391,13 @@ class Connection:
         # The ping waits behind everything else for a peer that is slow to read, and so does its answer.
         settings = self._broker.settings
         return settings.stall_timeout_s if self.channel.paused else settings.heartbeat_timeout_s
+
+    def _credential_ended(self, why: Unauthorized) -> None:
+        """The key, token or session that opened this connection is no longer valid: say so, and close."""
+        self._waiting.clear()
+        self._broker.metrics.count_error(why.code)
+        self.channel.gather(WEBSOCKET.error(why))
+        self.channel.close(why)
 
     def announce_shutdown(self) -> None:
         if self._spoke:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from himalia.errors import Forbidden, MessageTooLarge
 from himalia.protocol import Message, encode
 from himalia.record import Draft
-from himalia.server.trust import Principal, Right
+from himalia.server.identity import Principal, Right
 from himalia.settings import Settings
-from himalia.topics import check_name
+from himalia.topics import AUDIT_TOPIC, check_name
 
 TOPICS_REMEMBERED_MAX = 1000
 STAMPS_REMEMBERED_MAX = 100
@@ -43,6 +43,8 @@ class Drafter:
     def check_topic(self, topic: str) -> None:
         """Whether the caller may publish there at all."""
         check_name(topic, self._settings.topic_length_max)
+        if topic == AUDIT_TOPIC:
+            raise Forbidden(f"{topic!r} is reserved: only the server writes its audit trail", topic=topic)
         self._principal.require(Right.PUBLISH, topic)
         if topic.startswith("kernels."):
             raise Forbidden(f"{topic!r} is reserved: only a kernel's own output goes there", topic=topic)
@@ -52,11 +54,13 @@ class Drafter:
             self._allowed.add(topic)
 
     def _headers(self, headers: dict[str, str] | None, client_id: str | None) -> bytes:
-        publisher = self._principal.name
-        if not self._principal.named and client_id:
+        """The client's headers, stamped with who published: what a client says of that itself is overwritten."""
+        principal = self._principal
+        publisher = principal.short_name
+        if not principal.named and client_id:
             publisher = client_id
         if headers:
-            encoded = encode({**headers, "publisher": publisher})
+            encoded = encode({**headers, "publisher": publisher, "caller": principal.name})
             if len(encoded) > self._settings.headers_bytes_max:
                 raise MessageTooLarge(
                     f"headers have at most {self._settings.headers_bytes_max} bytes as JSON, these have {len(encoded)}"
@@ -66,5 +70,5 @@ class Drafter:
         if stamp is None:
             if len(self._stamps) >= STAMPS_REMEMBERED_MAX:
                 self._stamps.clear()
-            stamp = self._stamps[publisher] = encode({"publisher": publisher})
+            stamp = self._stamps[publisher] = encode({"publisher": publisher, "caller": principal.name})
         return stamp

@@ -9,13 +9,16 @@ from uuid import uuid4
 
 from fastapi import APIRouter, Header, Query
 from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
-from himalia.errors import BadRequest, HimaliaError
+from himalia.errors import BadRequest, HimaliaError, Unauthorized
 from himalia.protocol import ClientMessage, Policy
 from himalia.pubsub import Outlet
 from himalia.server.access import SECURITY, Caller, TheBroker
 from himalia.server.broker import Broker
+from himalia.server.caller_usage import Place
 from himalia.server.codecs import SSE, SSE_OF_PATTERN, SseCodec
+from himalia.server.identity import Credential
 from himalia.server.models import ErrorResponse
 from himalia.server.subscribing import make_subscriber
 from himalia.server.topics_api import ERRORS, NOT_FOUND
@@ -65,6 +68,47 @@ class SseOutlet(Outlet):
                 self.ready()
 
 
+class EventsResponse(StreamingResponse):
+    """An event stream, which takes a place and has a subscription until it ends, in whatever way.
+
+    What it holds is released here and not in the generator: that may be abandoned while its last piece waits for a
+    reader who takes nothing, and ends only when the garbage collector finds it.
+    """
+
+    def __init__(self, broker: Broker, outlet: SseOutlet, place: Place, credential: Credential) -> None:
+        super().__init__(
+            _pieces(outlet, broker.settings.heartbeat_s),
+            media_type="text/event-stream",
+            headers={"Cache-Control": "no-store"},
+        )
+        self._broker = broker
+        self._outlet = outlet
+        self._place = place
+        self._credential = credential
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._credential.watch(self._credential_ended)
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._credential.unwatch(self._credential_ended)
+            self._outlet.closed = True
+            self._place.release()
+            self._broker.streams.pop(self._outlet, None)
+            self._broker.manager.leave(self._outlet)
+
+    def _credential_ended(self, why: Unauthorized) -> None:
+        self._outlet.gather(SSE.error(why))
+        self._outlet.flush()
+        self._outlet.close(why)
+
+
+async def _pieces(outlet: SseOutlet, heartbeat_s: float) -> AsyncIterator[bytes]:
+    yield b": connected\n\n"
+    async for data in outlet.stream(heartbeat_s):
+        yield data
+
+
 @router.get(
     "/topics/{name}/events",
     dependencies=SECURITY,
@@ -94,7 +138,7 @@ async def events(
     ] = None,
 ) -> StreamingResponse:
     """Follow a topic, or a pattern of topics. Sends what is asked for and then what comes, until you go."""
-    broker.admit()
+    place = broker.admit(caller)
     if last_event_id:
         if is_pattern(name):
             raise BadRequest("Last-Event-ID resumes a topic, not a pattern; use the WebSocket's from")
@@ -112,33 +156,23 @@ async def events(
         filter=filter,
     )
     outlet = SseOutlet(SSE_OF_PATTERN if is_pattern(name) else SSE, broker.settings.write_buffer_bytes)
-    subscriber = make_subscriber(message, broker.settings, caller, outlet)
-    broker.streams[outlet] = None
     try:
-        result = await broker.manager.subscribe(subscriber)
+        subscriber = make_subscriber(message, broker.settings, caller, outlet)
+        broker.streams[outlet] = None
+        place.outlet = outlet
+        with broker.usages.of(caller).subscribing(subscriber.identity):
+            result = await broker.manager.subscribe(subscriber)
     except BaseException:
-        del broker.streams[outlet]
+        broker.streams.pop(outlet, None)
+        place.release()
         raise
     for gap in result.gaps:
         outlet.gather(SSE.gap(gap.topic, subscriber.client_id, gap.requested, gap.first, gap.end))
     outlet.flush()
-    return StreamingResponse(
-        _stream(broker, outlet), media_type="text/event-stream", headers={"Cache-Control": "no-store"}
-    )
+    return EventsResponse(broker, outlet, place, caller.credential)
 
 
 def _after(last_event_id: str) -> int:
     if not last_event_id.isascii() or not last_event_id.isdigit() or len(last_event_id) > 18:
         raise BadRequest("Last-Event-ID is the offset of the last event you saw")
     return int(last_event_id) + 1
-
-
-async def _stream(broker: Broker, outlet: SseOutlet) -> AsyncIterator[bytes]:
-    try:
-        yield b": connected\n\n"
-        async for data in outlet.stream(broker.settings.heartbeat_s):
-            yield data
-    finally:
-        outlet.closed = True
-        broker.streams.pop(outlet, None)
-        broker.manager.leave(outlet)

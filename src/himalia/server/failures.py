@@ -6,6 +6,7 @@ Below ``/api`` they also carry what Jupyter's clients look for.
 from __future__ import annotations
 
 import logging
+import math
 from http import HTTPStatus
 
 from fastapi import FastAPI
@@ -17,6 +18,8 @@ from starlette.routing import compile_path
 
 from himalia.errors import BadRequest, ErrorCode, HimaliaError, InternalError
 from himalia.protocol import clipped
+from himalia.server.reference import api_document
+from himalia.server.security_headers import security_headers
 
 logger = logging.getLogger("himalia.server")
 
@@ -25,14 +28,19 @@ STATUS = {
     ErrorCode.BAD_FILTER: 422,
     ErrorCode.BAD_QUERY: 422,
     ErrorCode.MESSAGE_TOO_LARGE: 413,
+    ErrorCode.BODY_TIMEOUT: 408,
     ErrorCode.UNAUTHORIZED: 401,
     ErrorCode.FORBIDDEN: 403,
+    ErrorCode.SESSION_NOT_FOUND: 404,
     ErrorCode.TOPIC_NOT_FOUND: 404,
     ErrorCode.TOPIC_EXISTS: 409,
     ErrorCode.EPOCH_CHANGED: 409,
     ErrorCode.TOO_MANY_CONNECTIONS: 503,
+    ErrorCode.TOO_MANY_READERS: 503,
     ErrorCode.TOO_MANY_SUBSCRIPTIONS: 429,
     ErrorCode.TOO_MANY_TOPICS: 429,
+    ErrorCode.TOO_MANY_PRODUCERS: 429,
+    ErrorCode.TOO_MANY_BODIES: 503,
     ErrorCode.RATE_LIMITED: 429,
     ErrorCode.TOO_MANY_KERNELS: 429,
     ErrorCode.TOO_MANY_REQUESTS: 429,
@@ -52,9 +60,11 @@ STATUS = {
 def error_response(error: HimaliaError, path: str = "") -> JSONResponse:
     """The answer to a request for ``path`` that failed."""
     status = STATUS.get(error.code, 500)
-    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else {}
+    headers = security_headers()  # here too, because a bug's answer passes no middleware
+    if status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
     if status in (429, 503):
-        headers["Retry-After"] = "1"
+        headers["Retry-After"] = str(max(1, math.ceil(error.data.get("retry_after_s", 1))))
     return JSONResponse(_body(path, error.code, error.message), status, headers)
 
 
@@ -102,14 +112,14 @@ async def _on_http_exception(request: Request, error: Exception) -> JSONResponse
         message = str(error.detail)
     body = _body(request.url.path, code, message)
     headers = dict(error.headers or {})
-    if error.status_code == 405 and (allowed := _allowed_methods(request)):
+    if error.status_code == 405 and (allowed := await _allowed_methods(request)):
         headers["Allow"] = allowed
     return JSONResponse(body, error.status_code, headers)
 
 
-def _allowed_methods(request: Request) -> str:
+async def _allowed_methods(request: Request) -> str:
     """All methods of this path; the router only tells those of the first route that it found."""
-    paths: dict[str, dict[str, object]] = request.app.openapi()["paths"]
+    paths: dict[str, dict[str, object]] = (await api_document(request.app))["paths"]
     wanted = request.url.path
     # A path of its own, such as /api/kernels/attach, is not also a kernel with that id.
     found = [methods for path, methods in paths.items() if path == wanted] or [

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-from collections.abc import Coroutine
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from himalia.errors import BadRequest, Forbidden, HimaliaError, KernelUnavailable, ShuttingDown
+from himalia.errors import (
+    BadRequest,
+    Forbidden,
+    HimaliaError,
+    KernelUnavailable,
+    ShuttingDown,
+    TooManyKernels,
+)
 from himalia.pubsub import PubSubManager
+from himalia.server.audit import SERVER, Audit, AuditEvent
+from himalia.server.identity import Principal
 from himalia.server.kernel_counts import KernelCounts
 from himalia.settings import Settings
 
 if TYPE_CHECKING:
-    from himalia.kernels.connection_file import ConnectionInfo
     from himalia.kernels.host import KernelHost
     from himalia.kernels.kernel import Kernel
     from himalia.kernels.request import Request
@@ -27,29 +36,35 @@ logger = logging.getLogger("himalia.server")
 
 TOPIC_PREFIX = "kernels."
 CONNECTION_FILE_BYTES_MAX = 64 * 1024
-LISTEN_WITHIN_S = 3.0
-"""How long a foreign kernel whose file is there may take to listen: it may be starting."""
 ANSWER_WITHIN_S = 10.0
 """How long each may take to answer, of all that have a connection file: what listens may be something else."""
 START_WITHIN_S = 3.0
 """How long a kernel that is being started may take when the server stops: one that is up is easier to end."""
 CANCEL_WITHIN_S = 2.0
+LOOK_S = 1.0
+"""How often to look whether the log can store the end of a request."""
 
 
 class Hosting:
     """Lives on the event loop. Everything but ``open`` and ``close`` is refused while there are no kernels."""
 
     def __init__(
-        self, manager: PubSubManager, settings: Settings, tracing: RequestTracing | None = None
+        self,
+        manager: PubSubManager,
+        settings: Settings,
+        tracing: RequestTracing | None = None,
+        audit: Audit | None = None,
     ) -> None:
         self.counts = KernelCounts()
         self._manager = manager
         self._settings = settings
         self._tracing = tracing
+        self._audit = audit
         self._host: KernelHost | None = None
         self._closing: asyncio.Task[None] | None = None
         # Kernels that are being started or attached: not listed yet, and not to be forgotten at the end.
         self._coming: set[asyncio.Task[Any]] = set()
+        self._coming_of: Counter[str] = Counter()
         self._ended: asyncio.Future[None]
 
     # From start to stop
@@ -62,7 +77,7 @@ class Hosting:
         from himalia.kernels.host import KernelHost
 
         self._host = KernelHost(self._manager, self._settings, self._tracing)
-        self._host.on_ended = self.counts.add
+        self._host.on_ended = self._ended_kernel
         await self._host.open()
 
     def close(self) -> asyncio.Task[None]:
@@ -79,7 +94,8 @@ class Hosting:
         closing = self.close()
         if not closing.done():
             logger.warning(
-                "not all kernels have ended; their keepers end them within %g s", self._settings.kernel_keep_s
+                "not all kernels have ended; their keepers end idle ones within %g s",
+                self._settings.kernel_keep_s,
             )
             closing.cancel()
             await asyncio.wait({closing}, timeout=CANCEL_WITHIN_S)
@@ -98,6 +114,12 @@ class Hosting:
         finally:
             if not self._ended.done():
                 self._ended.set_result(None)
+
+    def _ended_kernel(self, kernel: Kernel) -> None:
+        self.counts.add(kernel)
+        if self._audit is not None:
+            by, reason = kernel.ended_by or SERVER, kernel.end_reason
+            self._audit.record(AuditEvent.KERNEL_STOPPED, by, kernel_id=kernel.id, reason=reason)
 
     # What there is
 
@@ -127,22 +149,35 @@ class Hosting:
 
     # What is asked of them
 
-    async def start(self, name: str | None, cwd: Path | None, env: dict[str, str] | None) -> Kernel:
-        """Start a kernel; it goes on if whoever asked goes away."""
-        environment = {**os.environ, **env} if env else None
-        return await self._bring(self.host.start(name, cwd=cwd, env=environment))
+    async def _counted(self, caller: Principal, bring: Callable[[], Awaitable[Kernel]]) -> Kernel:
+        """Bring a kernel, which counts from now on; ``TooManyKernels`` if the caller has as many as it may."""
+        name, limit = caller.name, caller.limits.kernels
+        if limit is not None:
+            count = sum(kernel.owner == name for kernel in self.kernels) + self._coming_of[name]
+            if count >= limit:
+                raise TooManyKernels(f"{name!r} has {count} kernels, its limit; stop one first", limit=limit)
+        self._coming_of[name] += 1
+        try:
+            return await bring()
+        finally:
+            self._coming_of[name] -= 1
+            if not self._coming_of[name]:
+                del self._coming_of[name]
 
-    async def attach(self, connection_file: str) -> Kernel:
+    async def start(
+        self, name: str | None, cwd: Path | None, env: dict[str, str] | None, caller: Principal
+    ) -> Kernel:
+        """Start a kernel of this caller; it goes on if the client goes away."""
+        start = partial(self.host.start, name, cwd=cwd, env=env, owner=caller.name)
+        return await self._bring(self._counted(caller, start))
+
+    async def attach(self, connection_file: str, caller: Principal) -> Kernel:
         """Listen to a foreign kernel; quick to say that there is none."""
         host = self.host
-        path, connection = await asyncio.to_thread(_read, connection_file)
-        if not await _listens(connection, LISTEN_WITHIN_S):
-            raise KernelUnavailable(
-                f"nobody listens where {path} says; that kernel has ended", path=str(path)
-            )
-        return await self._bring(host.attach(str(path)))
+        path = await asyncio.to_thread(_path, connection_file)
+        return await self._bring(self._counted(caller, partial(host.attach, str(path), caller.name)))
 
-    async def attach_all(self) -> tuple[list[Kernel], dict[str, str]]:
+    async def attach_all(self, caller: Principal) -> tuple[list[Kernel], dict[str, str]]:
         """Listen to all kernels of Jupyter's runtime directory; also says which files were skipped, and why."""
         from himalia.kernels.connection_file import runtime_connection_files
 
@@ -152,12 +187,10 @@ class Hosting:
 
         async def attach(path: str) -> None:
             try:
-                connection = (await asyncio.to_thread(_read, path))[1]
-                if not await _listens(connection, 0):
-                    skipped[path] = "nobody listens there; the kernel has ended"
-                    return
+                await asyncio.to_thread(_path, path)
+                attach_one = partial(host.attach, path, caller.name, within_s=0)
                 async with asyncio.timeout(ANSWER_WITHIN_S):
-                    attached.append(await self._bring(host.attach(path)))
+                    attached.append(await self._bring(self._counted(caller, attach_one)))
             except TimeoutError:
                 skipped[path] = f"it did not answer within {ANSWER_WITHIN_S:g} s"
             except HimaliaError as error:
@@ -167,10 +200,15 @@ class Hosting:
         await asyncio.gather(*[attach(str(path)) for path in files])
         return attached, skipped
 
-    async def until_closed(self, request: Request) -> None:
-        """Returns when a request is closed. Whoever waits may go away; the request goes on."""
+    async def until_closed(self, kernel: Kernel, request: Request) -> None:
+        """Returns when a request is closed. The client may disconnect; the request continues.
+
+        ``LogUnavailable`` if it has ended and the log cannot store that now.
+        """
         either: set[asyncio.Future[Any]] = {request.closed, self._ended}
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        while not (await asyncio.wait(either, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED))[0]:
+            if request.status is not None:
+                kernel.bridge.check_well()
         if not request.closed.done():
             raise ShuttingDown(
                 f"the server is shutting down while request {request.id} goes on; ask for its result later",
@@ -194,9 +232,9 @@ class Hosting:
         return brought
 
 
-def _read(name: str) -> tuple[Path, ConnectionInfo]:
-    """A connection file and what it says. Blocks, but not for ever: only ordinary, small files are opened."""
-    from himalia.kernels.connection_file import find_connection_file, read_connection_file
+def _path(name: str) -> Path:
+    """A connection file. Blocks, but not for ever: only an ordinary, small file is opened later."""
+    from himalia.kernels.connection_file import find_connection_file
 
     try:
         path = find_connection_file(name)
@@ -205,24 +243,4 @@ def _read(name: str) -> tuple[Path, ConnectionInfo]:
         raise BadRequest("this is not the path of a connection file", path=name) from None
     if not is_small_file:
         raise BadRequest(f"{path} is not a kernel's connection file", path=str(path))
-    return path, read_connection_file(path)
-
-
-async def _listens(connection: ConnectionInfo, within_s: float) -> bool:
-    """Whether something listens at the kernel's shell port. ``BadRequest`` if there cannot be such a port."""
-    if connection.transport == "ipc":
-        return await asyncio.to_thread(os.path.exists, connection.endpoint("shell").removeprefix("ipc://"))
-    ports = (getattr(connection, f"{port}_port") for port in ("shell", "iopub", "stdin", "control", "hb"))
-    if connection.transport != "tcp" or not all(0 < port < 65536 for port in ports):
-        raise BadRequest("the connection file names an address that cannot be")
-    deadline = asyncio.get_running_loop().time() + within_s
-    while True:
-        try:
-            async with asyncio.timeout(max(within_s, 1.0)):
-                _, writer = await asyncio.open_connection(connection.ip, connection.shell_port)
-            writer.close()
-            return True
-        except (OSError, TimeoutError, ValueError):
-            if asyncio.get_running_loop().time() >= deadline:
-                return False
-            await asyncio.sleep(0.1)
+    return path

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from himalia.kernels.duration import RunHistogram
     from himalia.kernels.kernel import Kernel
 
 
@@ -18,6 +19,8 @@ class KernelCounts:
         self.requests: Counter[str] = Counter()
         self.faults: Counter[str] = Counter()
         self.orphaned = self.claimed = self.lost = self.stale = self.dropped = 0
+        # Made when first needed: a server without kernels does not import them.
+        self.runs: RunHistogram | None = None
         self.latency: list[int] = []
         self.latency_sum_s = 0.0
 
@@ -31,9 +34,17 @@ class KernelCounts:
         self.lost += stats.expired + stats.evicted
         self.stale += stats.stale
         self.dropped += stats.dropped
+        self._add_runs(kernel.runner.runs)
         known = self.latency or [0] * len(stats.latency.counts)
         self.latency = [one + other for one, other in zip(known, stats.latency.counts, strict=True)]
         self.latency_sum_s += stats.latency.sum_s
+
+    def _add_runs(self, runs: RunHistogram | None) -> None:
+        from himalia.kernels.duration import RunHistogram
+
+        if runs is not None:
+            self.runs = self.runs or RunHistogram()
+            self.runs.add(runs)
 
     def with_these(self, kernels: Iterable[Kernel]) -> KernelCounts:
         """These sums and what the given kernels have counted."""
@@ -43,6 +54,7 @@ class KernelCounts:
         total.faults.update(self.faults)
         total.orphaned, total.claimed, total.lost = self.orphaned, self.claimed, self.lost
         total.stale, total.dropped = self.stale, self.dropped
+        total._add_runs(self.runs)
         total.latency, total.latency_sum_s = list(self.latency), self.latency_sum_s
         for kernel in kernels:
             total.add(kernel)

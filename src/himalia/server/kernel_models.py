@@ -91,6 +91,9 @@ class KernelBody(BaseModel):
     execution_state: Literal["starting", "idle", "busy", "restarting", "dead", "unknown"]
     connections: int = Field(description="Subscribers of its topic.", examples=[1])
     topic: str = Field(description="Where everything it says is kept.", examples=[f"kernels.{_AN_ID}"])
+    owner: str | None = Field(
+        description="The caller who started or attached it; null if that is not known.", examples=["key:ann"]
+    )
     foreign: bool = Field(description="Whether something else started it and Himalia only listens.")
     responding: bool = Field(description="Whether its heart beats.")
     queued: int = Field(description="Requests that wait.", examples=[0])
@@ -185,6 +188,9 @@ class ExecutionBody(BaseModel):
     reason: str = Field(description="Why, where there is more to say.", examples=[""])
     execution_count: int | None = Field(examples=[1])
     code: str = Field(examples=["print(6 * 7)"])
+    caller: str = Field(
+        description="Who asked; empty if it did not come by way of this server.", examples=["key:ann"]
+    )
     outputs: list[dict[str, Any]] = Field(
         description="In the form of nbformat 4.",
         examples=[[{"output_type": "stream", "name": "stdout", "text": "42\n"}]],
@@ -194,9 +200,14 @@ class ExecutionBody(BaseModel):
     sent_us: int | None
     started_us: int | None
     finished_us: int | None
+    run_us: int | None = Field(
+        description="How long it ran, in microseconds, by the kernel's own clock where that can be trusted.",
+        examples=[22_410],
+    )
     counts: dict[str, int] = Field(description="Messages by channel.", examples=[{"status": 2, "stream": 1}])
     offset: int | None = Field(description="Where it begins in the topic.", examples=[17])
     end: int = Field(description="One past its last record that was read.", examples=[25])
     truncated: bool = Field(description="The outputs are not whole: cut at a limit, or no longer kept.")
     dropped: int = Field(description="Messages known to be lost on their way to the log.", examples=[0])
     malformed: int = Field(description="Messages that are not what their type says.", examples=[0])
+    withheld: bool = Field(description="Code, outputs and error are left out: you may run code, not read.")

@@ -15,8 +15,10 @@ from fastapi import Path as PathParameter
 from himalia.errors import BadRequest, Forbidden, ShuttingDown
 from himalia.record import format_ts
 from himalia.server.access import SECURITY, Caller, TheBroker
+from himalia.server.audit import AuditEvent
 from himalia.server.broker import Broker
 from himalia.server.hosting import TOPIC_PREFIX
+from himalia.server.identity import Principal, Right
 from himalia.server.kernel_models import (
     KERNEL_ID,
     AttachedResponse,
@@ -33,7 +35,7 @@ from himalia.server.kernel_models import (
     SkippedBody,
     StartKernelRequest,
 )
-from himalia.server.trust import Principal, Right
+from himalia.server.topic_rights import has_right, require_right
 from himalia.topics import check_name
 
 if TYPE_CHECKING:
@@ -98,7 +100,9 @@ async def list_kernelspecs(broker: TheBroker, caller: Caller) -> KernelSpecsResp
 async def list_kernels(broker: TheBroker, caller: Caller) -> list[KernelBody]:
     """The kernels that run and that you may watch."""
     kernels = broker.kernels.host.kernels.values()
-    return [_body(broker, kernel) for kernel in kernels if caller.may(Right.SUBSCRIBE, kernel.topic)]
+    return [
+        _body(broker, kernel) for kernel in kernels if caller.may(Right.SUBSCRIBE, kernel.topic, kernel.owner)
+    ]
 
 
 @router.post(
@@ -119,11 +123,12 @@ async def start_kernel(
         StartKernelRequest | None, Body(openapi_examples={"python": {"value": {"name": "python3"}}})
     ] = None,
 ) -> KernelBody:
-    """Start a kernel. The answer comes when it is ready to run code."""
-    _require_any(broker, caller)
+    """Start a kernel, which is then yours. The answer comes when it is ready to run code."""
+    _require_new(broker, caller, may_be_own=True)
     wanted = body or StartKernelRequest()
     cwd = await asyncio.to_thread(_directory, wanted)
-    kernel = await broker.kernels.start(wanted.name, cwd, wanted.env)
+    kernel = await broker.kernels.start(wanted.name, cwd, wanted.env, caller)
+    broker.audit.record(AuditEvent.KERNEL_STARTED, caller, kernel_id=kernel.id, name=kernel.name)
     response.headers["Location"] = f"/api/kernels/{kernel.id}"
     return _body(broker, kernel)
 
@@ -143,14 +148,17 @@ async def start_kernel(
 )
 async def attach_kernel(body: AttachRequest, broker: TheBroker, caller: Caller) -> Response:
     """Listen to a kernel that something else started, without disturbing it, or to all that can be found."""
-    _require_any(broker, caller)
+    _require_new(broker, caller, may_be_own=False)
     if body.all == (body.connection_file is not None):
         raise BadRequest("give connection_file, or all as true; not both")
     if body.connection_file is not None:
-        kernel = await broker.kernels.attach(body.connection_file)
+        kernel = await broker.kernels.attach(body.connection_file, caller)
+        broker.audit.record(AuditEvent.KERNEL_ATTACHED, caller, kernel_id=kernel.id, name=kernel.name)
         content = _body(broker, kernel).model_dump_json()
         return Response(content, 201, {"Location": f"/api/kernels/{kernel.id}"}, JSON)
-    kernels, skipped = await broker.kernels.attach_all()
+    kernels, skipped = await broker.kernels.attach_all(caller)
+    for kernel in kernels:
+        broker.audit.record(AuditEvent.KERNEL_ATTACHED, caller, kernel_id=kernel.id, name=kernel.name)
     answer = AttachedResponse(
         attached=[_body(broker, kernel) for kernel in kernels],
         skipped=[SkippedBody(connection_file=path, reason=why) for path, why in sorted(skipped.items())],
@@ -161,27 +169,30 @@ async def attach_kernel(body: AttachRequest, broker: TheBroker, caller: Caller) 
 @router.get("/kernels/{kernel_id}", responses=NO_KERNEL)
 async def get_kernel(broker: TheBroker, caller: Caller, kernel_id: KernelId) -> KernelBody:
     """One kernel."""
-    return _body(broker, _kernel(broker, caller, kernel_id, Right.SUBSCRIBE))
+    return _body(broker, await _kernel(broker, caller, kernel_id, Right.SUBSCRIBE))
 
 
 @router.delete("/kernels/{kernel_id}", status_code=204, responses=NO_KERNEL)
 async def stop_kernel(broker: TheBroker, caller: Caller, kernel_id: KernelId) -> None:
     """End a kernel; one that something else started is only let go. Its topic stays."""
-    _kernel(broker, caller, kernel_id, Right.EXECUTE)
-    await broker.kernels.host.stop(kernel_id)
+    await _kernel(broker, caller, kernel_id, Right.EXECUTE)
+    await broker.kernels.host.stop(kernel_id, caller=caller.name)
 
 
 @router.post("/kernels/{kernel_id}/interrupt", status_code=204, responses={**NO_KERNEL, **UNAVAILABLE})
 async def interrupt_kernel(broker: TheBroker, caller: Caller, kernel_id: KernelId) -> None:
     """Interrupt what the kernel runs; that ends with the error KeyboardInterrupt."""
-    await _kernel(broker, caller, kernel_id, Right.EXECUTE).interrupt()
+    kernel = await _kernel(broker, caller, kernel_id, Right.EXECUTE)
+    broker.audit.record(AuditEvent.KERNEL_INTERRUPTED, caller, kernel_id=kernel_id)
+    await kernel.interrupt(caller.name)
 
 
 @router.post("/kernels/{kernel_id}/restart", responses={**NO_KERNEL, **UNAVAILABLE, **FAILED})
 async def restart_kernel(broker: TheBroker, caller: Caller, kernel_id: KernelId) -> KernelBody:
     """Start the kernel's process anew. What runs or waits ends as `aborted`; id and topic stay."""
-    kernel = _kernel(broker, caller, kernel_id, Right.EXECUTE)
-    await kernel.restart()
+    kernel = await _kernel(broker, caller, kernel_id, Right.EXECUTE)
+    broker.audit.record(AuditEvent.KERNEL_RESTARTED, caller, kernel_id=kernel_id)
+    await kernel.restart(caller=caller.name)
     return _body(broker, kernel)
 
 
@@ -204,17 +215,18 @@ async def execute(body: ExecuteRequest, broker: TheBroker, caller: Caller, kerne
     """Run code. Answers at once with where to look, or with `wait` when it has ended and all of it is stored.
 
     With `wait` every end is 200, and `status` tells which. It goes on if you go away; ask for it again by its id.
+    Without the right to read the kernel's topic, the answer does not have what the code printed.
     """
     from himalia.kernels.request import Code
 
-    kernel = _kernel(broker, caller, kernel_id, Right.EXECUTE)
-    if broker.draining:
-        raise ShuttingDown("the server is shutting down; try again in a moment")
-    code = Code(**body.model_dump(exclude={"wait"}))
+    kernel = await _kernel(broker, caller, kernel_id, Right.EXECUTE)
+    _check_running(broker)
+    code = Code(**body.model_dump(exclude={"wait"}), caller=caller.name)
     request = await kernel.execute(code)
+    broker.audit.record(AuditEvent.CODE_RUN, caller, kernel_id=kernel_id, request_id=request.id)
     if body.wait:
-        await broker.kernels.until_closed(request)
-        return _answer(await broker.kernels.host.result(kernel_id, request.id))
+        await broker.kernels.until_closed(kernel, request)
+        return await _outcome(broker, caller, kernel_id, request.id)
     answer = ExecuteResponse(request_id=request.id, topic=kernel.topic, offset=request.offset)
     location = {"Location": f"/api/kernels/{kernel_id}/executions/{request.id}"}
     return Response(answer.model_dump_json(), 202, location, JSON)
@@ -234,7 +246,7 @@ async def get_execution(
 ) -> Response:
     """What became of a request, any number of times: while it runs, and as long as the log keeps it."""
     host = broker.kernels.host
-    caller.require(Right.SUBSCRIBE, _topic(broker, kernel_id))
+    await require_right(broker.log, caller, Right.SUBSCRIBE, _topic(broker, kernel_id))
     return _answer(await host.result(kernel_id, request_id, late=late))
 
 
@@ -248,11 +260,15 @@ async def cancel_execution(
 ) -> Response:
     """End a request: one that waits never runs, one that runs is interrupted. One that has ended stays as it is."""
     host = broker.kernels.host
-    caller.require(Right.EXECUTE, _topic(broker, kernel_id))
+    await require_right(broker.log, caller, Right.EXECUTE, _topic(broker, kernel_id))
     kernel = host.kernels.get(kernel_id)
     if kernel is not None and kernel.runner.find(request_id) is not None:
-        await broker.kernels.until_closed(kernel.runner.cancel(request_id))
-    return _answer(await host.result(kernel_id, request_id))
+        cancelled = kernel.runner.cancel(request_id, caller.name)
+        broker.audit.record(
+            AuditEvent.EXECUTION_CANCELLED, caller, kernel_id=kernel_id, request_id=request_id
+        )
+        await broker.kernels.until_closed(kernel, cancelled)
+    return await _outcome(broker, caller, kernel_id, request_id)
 
 
 @router.post(
@@ -260,7 +276,8 @@ async def cancel_execution(
 )
 async def answer_input(body: InputRequest, broker: TheBroker, caller: Caller, kernel_id: KernelId) -> None:
     """Give what the running code asks for on stdin."""
-    _kernel(broker, caller, kernel_id, Right.EXECUTE).answer(body.value)
+    (await _kernel(broker, caller, kernel_id, Right.EXECUTE)).answer(body.value, caller.name)
+    broker.audit.record(AuditEvent.INPUT_ANSWERED, caller, kernel_id=kernel_id)
 
 
 # What the calls share
@@ -272,20 +289,25 @@ def _topic(broker: Broker, kernel_id: str) -> str:
     return check_name(TOPIC_PREFIX + kernel_id, broker.settings.topic_length_max)
 
 
-def _kernel(broker: Broker, caller: Principal, kernel_id: str, right: Right) -> Kernel:
+async def _kernel(broker: Broker, caller: Principal, kernel_id: str, right: Right) -> Kernel:
     host = broker.kernels.host
-    caller.require(right, _topic(broker, kernel_id))
+    await require_right(broker.log, caller, right, _topic(broker, kernel_id))
     return host.get(kernel_id)
 
 
-def _require_any(broker: Broker, caller: Principal) -> None:
-    """``Forbidden`` unless the caller may have a new kernel."""
+def _require_new(broker: Broker, caller: Principal, *, may_be_own: bool) -> None:
+    """``Forbidden`` unless the caller may have a new kernel; ``may_be_own`` if the right to its own is enough."""
     _ = broker.kernels.host
-    if not caller.may(Right.EXECUTE, _ANY_TOPIC):
+    owns = caller.owns(Right.EXECUTE)
+    if not caller.may(Right.EXECUTE, _ANY_TOPIC) and not (may_be_own and owns):
+        what = "attach kernels, only to start its own" if owns else "start or attach kernels"
         raise Forbidden(
-            f"key {caller.name!r} has no right to start or attach kernels: that is execute on 'kernels.*'",
-            right=Right.EXECUTE,
+            f"{caller.name!r} has no right to {what}: that is execute on 'kernels.*'", right=Right.EXECUTE
         )
+    _check_running(broker)
+
+
+def _check_running(broker: Broker) -> None:
     if broker.draining:
         raise ShuttingDown("the server is shutting down; try again in a moment")
 
@@ -311,6 +333,7 @@ def _body(broker: Broker, kernel: Kernel) -> KernelBody:
         execution_state=model.execution_state.value,
         connections=model.connections,
         topic=model.topic,
+        owner=model.owner,
         foreign=model.is_foreign,
         responding=model.responding,
         queued=model.queued,
@@ -319,6 +342,13 @@ def _body(broker: Broker, kernel: Kernel) -> KernelBody:
         started=format_ts(model.started_us),
         buffered_bytes=model.buffered_bytes,
     )
+
+
+async def _outcome(broker: Broker, caller: Principal, kernel_id: str, request_id: str) -> Response:
+    """A request for one who may execute: what it printed is only for those who may read the kernel's topic."""
+    result = await broker.kernels.host.result(kernel_id, request_id)
+    may_read = await has_right(broker.log, caller, Right.SUBSCRIBE, _topic(broker, kernel_id))
+    return _answer(result if may_read else result.without_content())
 
 
 def _answer(result: ExecutionResult) -> Response:

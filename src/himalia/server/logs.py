@@ -8,21 +8,32 @@ import logging
 import logging.config
 import re
 import time
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 _TOKEN = re.compile(r"(token=)[^&\s\"']+")
+_QUERY = re.compile(r"\?[^\s\"']+")
 
+# Control characters, line and paragraph separators, and what changes the direction of text.
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 # What every record has; the rest was given as ``extra`` and belongs into a structured line.
 _USUAL = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", "color_message"}
 
 
 class HideTokens(logging.Filter):
-    """A token in an address never reaches a log line."""
+    """A token in an address never reaches a log line.
+
+    uvicorn's lines lose the whole query: a client may have sent a valid key under a wrong name, as in
+    ``?api_key=``, and learns from the answer that it was not found, but the log would keep it.
+    """
 
     def filter(self, record: logging.LogRecord) -> bool:
         message = record.getMessage()
-        if "token=" in message:
+        if record.name.startswith("uvicorn"):
+            record.msg, record.args = _QUERY.sub("?...", message), None
+        elif "token=" in message:
             record.msg, record.args = _TOKEN.sub(r"\1...", message), None
         return True
 
@@ -32,6 +43,48 @@ class HideCancelled(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
+
+
+class RareWarnings:
+    """Warnings that any peer can cause as often as it likes: each kind once a minute, with how often it happened."""
+
+    def __init__(
+        self, logger: logging.Logger, every_s: float = 60.0, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._logger = logger
+        self._every_s = every_s
+        self._clock = clock
+        self._last_s: dict[str, float] = {}
+        self._unsaid: Counter[str] = Counter()
+
+    def warn(self, kind: str, message: str, *args: object) -> None:
+        now_s = self._clock()
+        if now_s - self._last_s.get(kind, float("-inf")) < self._every_s:
+            self._unsaid[kind] += 1
+            return
+        self._last_s[kind] = now_s
+        if unsaid := self._unsaid.pop(kind, 0):
+            message, args = f"{message} (and %d times since this was last said)", (*args, unsaid)
+        self._logger.warning(message, *args)
+
+
+class TextLines(logging.Formatter):
+    """One line for each message, whatever a client has put into its names; a traceback is indented below it.
+
+    So no client can write a line of its own, or reach the terminal of whoever reads the log.
+    """
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        record.message = _UNPRINTABLE.sub(_escaped, record.message)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:
+        lines = super().formatException(ei).splitlines()
+        return "\n".join("    " + _UNPRINTABLE.sub(_escaped, line) for line in lines)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return found[0].encode("unicode_escape").decode("ascii")
 
 
 class JsonLines(logging.Formatter):
@@ -55,7 +108,7 @@ class JsonLines(logging.Formatter):
 def configure(level: str, format: str) -> None:
     """Send everything to standard error in one format."""
     formatters: dict[str, Any] = {
-        "text": {"format": "%(asctime)s %(levelname)-7s %(name)s: %(message)s"},
+        "text": {"()": TextLines, "fmt": "%(asctime)s %(levelname)-7s %(name)s: %(message)s"},
         "json": {"()": JsonLines},
     }
     quiet = "info" if level == "debug" else "warning"

@@ -13,6 +13,8 @@ from prometheus_client.registry import Collector
 
 from himalia.errors import ErrorCode
 from himalia.log.contract import LogStats
+from himalia.server.admission import Refusal
+from himalia.server.identity.failure import Failure
 
 if TYPE_CHECKING:
     from himalia.server.broker import Broker
@@ -27,6 +29,8 @@ class Metrics(Collector):
         self._broker = broker
         self._errors: Counter[ErrorCode] = Counter()
         self._healthy = True
+        self._warnings = 0
+        self._lag = 0
         self._log_stats = LogStats(0, 0, 0, 0, (), 0)
         self._registry = CollectorRegistry()
         self._commit_s = Histogram(
@@ -41,7 +45,9 @@ class Metrics(Collector):
         self._errors[code] += 1
 
     async def text(self) -> bytes:
-        self._healthy = (await self._broker.log.health()).ok
+        health = await self._broker.log.health()
+        self._healthy, self._warnings = health.ok, len(health.warnings)
+        self._lag = await self._broker.manager.lag()
         self._log_stats = self._broker.log.stats()
         for seconds in self._log_stats.commit_seconds:
             self._commit_s.observe(seconds)
@@ -57,6 +63,20 @@ class Metrics(Collector):
         for code, count in self._errors.items():
             errors.add_metric([code], count)
         yield errors
+        yield _by(
+            "himalia_connections_refused",
+            "Connections not taken, or closed for others",
+            "reason",
+            Refusal,
+            self._broker.admission.refused,
+        )
+        yield _by(
+            "himalia_authentication_failures",
+            "Requests whose caller was not known",
+            "reason",
+            Failure,
+            {str(reason): count for reason, count in self._broker.identity.failures.items()},
+        )
         if self._broker.kernels.is_enabled:
             yield from self._of_kernels()
 
@@ -66,6 +86,8 @@ class Metrics(Collector):
         yield CounterMetricFamily("himalia_duplicates", "Publishes recognised as repeats", meter.duplicates)
         yield CounterMetricFamily("himalia_commits", "Commits of the log", self._log_stats.commits)
         yield CounterMetricFamily("himalia_log_failures", "Commits that failed", self._log_stats.failures)
+        dropped = self._broker.audit.dropped
+        yield CounterMetricFamily("himalia_audit_drops", "Audit records that were lost", dropped)
         yield CounterMetricFamily("himalia_deliveries", "Records given to subscribers", meter.delivered)
         yield CounterMetricFamily("himalia_drops", "Records that slow subscribers skipped", meter.dropped)
 
@@ -73,9 +95,11 @@ class Metrics(Collector):
         broker, manager = self._broker, self._broker.manager
         gauges = {
             "himalia_connections": ("WebSocket and SSE connections", broker.connection_count),
+            "himalia_sockets": ("TCP connections, known and anonymous", broker.admission.count),
+            "himalia_receiving_bytes": ("Bytes of request bodies being received", broker.bodies.used_bytes),
             "himalia_subscribers": ("Subscriptions", manager.subscriber_count),
             "himalia_topics": ("Topics", manager.topic_count),
-            "himalia_lag_records": ("Records by which the slowest subscriber is behind", manager.lag()),
+            "himalia_lag_records": ("Records by which the slowest subscriber is behind", self._lag),
             "himalia_queue_bytes": (
                 "Bytes that peers have not taken yet",
                 sum(outlet.unsent_bytes for outlet in manager.outlets()),
@@ -87,6 +111,7 @@ class Metrics(Collector):
                 self._log_stats.waiting_topics,
             ),
             "himalia_log_healthy": ("1 while the log can store", int(self._healthy)),
+            "himalia_log_warnings": ("Warnings of the log in /health", self._warnings),
             "himalia_uptime_seconds": ("Time since the start", manager.meter.uptime_s),
         }
         for name, (help, value) in gauges.items():
@@ -95,7 +120,8 @@ class Metrics(Collector):
     def _of_kernels(self) -> Iterator[Metric]:
         from himalia.kernels.broker import LATENCY_BOUNDS_S
         from himalia.kernels.channels import Channel
-        from himalia.kernels.kernel import KernelState
+        from himalia.kernels.duration import RUN_BOUNDS_S
+        from himalia.kernels.model import KernelState
         from himalia.kernels.result import ExecutionStatus
         from himalia.kernels.wire import FaultKind
 
@@ -133,6 +159,12 @@ class Metrics(Collector):
             "Time to route a message",
             buckets=_buckets(LATENCY_BOUNDS_S, counts.latency),
             sum_value=counts.latency_sum_s,
+        )
+        yield HistogramMetricFamily(
+            "himalia_kernel_execution_seconds",
+            "Time that code ran, by the kernel's own clock",
+            buckets=_buckets(RUN_BOUNDS_S, counts.runs.counts if counts.runs else []),
+            sum_value=counts.runs.sum_s if counts.runs else 0.0,
         )
 
 

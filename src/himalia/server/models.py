@@ -71,6 +71,9 @@ class HealthResponse(BaseModel):
 
     status: Literal["ok", "degraded"]
     problem: str | None = Field(None, description="What is wrong, and what to do.")
+    warnings: list[str] | None = Field(
+        None, description="What an operator should look at although the server works."
+    )
     uptime_sec: float | None = None
     topics: int | None = None
     subscribers: int | None = None
@@ -81,6 +84,11 @@ class HealthResponse(BaseModel):
     log: str | None = None
 
 
+class ConfirmClockResponse(BaseModel):
+    status: Literal["confirmed", "unchanged"]
+    warning: str | None = Field(None, description="What was doubted of the clock; null if nothing was.")
+
+
 class TopicStatsBody(BaseModel):
     messages: int
     bytes: int
@@ -89,6 +97,9 @@ class TopicStatsBody(BaseModel):
     epoch: str
     subscribers: int
     lag: int
+    last_minute: list[int] = Field(
+        description="Messages in each of the last 60 whole seconds, oldest first; empty if there were none."
+    )
 
 
 class SubscriberStatsBody(BaseModel):
@@ -106,6 +117,14 @@ class RatesBody(BaseModel):
     dropped: float
 
 
+class LastMinuteBody(BaseModel):
+    """Records in each of the last 60 seconds, oldest first; 0 before the server started."""
+
+    published: list[int]
+    delivered: list[int]
+    dropped: list[int]
+
+
 class StatsResponse(BaseModel):
     uptime_s: float
     topics: dict[str, TopicStatsBody]
@@ -115,6 +134,7 @@ class StatsResponse(BaseModel):
     delivered: int
     dropped: int
     rates: RatesBody
+    last_minute: LastMinuteBody
     in_flight: int
     queue_bytes: int
     connections: int
@@ -157,11 +177,19 @@ class StoredRecord(BaseModel):
     message: StoredMessage
 
 
+class FilterFailures(BaseModel):
+    count: int = Field(description="Records on which the filter failed; they are left out.")
+    offset: int = Field(description="The first of them.")
+    message: str
+
+
 class MessagesResponse(BaseModel):
     messages: list[StoredRecord]
     next: int = Field(description="Pass it as `from` to go on.")
+    first: int = Field(description="The oldest offset that is kept.")
     end: int
     epoch: str
+    failed: FilterFailures | None = Field(None, description="Only if the filter failed on records.")
 
 
 class ErrorDetail(BaseModel):
@@ -171,3 +199,33 @@ class ErrorDetail(BaseModel):
 
 class ErrorResponse(BaseModel):
     error: ErrorDetail
+
+
+class SessionResponse(BaseModel):
+    caller: str = Field(examples=["key:reports"])
+    expires: str | None = Field(description="When what you showed ends; null if it does not by itself.")
+
+
+class SignedOutResponse(BaseModel):
+    status: Literal["signed out"] = "signed out"
+
+
+class SessionSummary(BaseModel):
+    id: str = Field(description="The public name of the session; not what its cookie holds.")
+    caller: str = Field(examples=["key:reports"])
+    created: str
+    expires: str
+    agent: str = Field(description="What the browser called itself.")
+
+
+class SessionList(BaseModel):
+    sessions: list[SessionSummary]
+
+
+class RevokedResponse(BaseModel):
+    status: Literal["revoked"] = "revoked"
+    count: int
+
+
+class ProofResponse(BaseModel):
+    proof: str = Field(description="HMAC-SHA-256 of the nonce, by the hash of the key.")

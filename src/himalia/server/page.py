@@ -13,14 +13,14 @@ import re
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from urllib.parse import quote
+from typing import NamedTuple
 
 from fastapi import APIRouter, Request
 from fastapi.responses import RedirectResponse, Response
 from starlette.exceptions import HTTPException
 
+from himalia.server import session_api
 from himalia.server.access import TheBroker
-from himalia.server.trust import COOKIE
 
 router = APIRouter(include_in_schema=False)
 
@@ -58,15 +58,13 @@ def _digest(text: str) -> str:
 
 @router.get("/")
 async def page(request: Request, broker: TheBroker) -> Response:
-    """The page; with ``?token=`` a cookie that keeps the token, and the page without it in the address."""
-    token = request.query_params.get("token")
-    if token is None:
+    """The page; with ``?token=`` a session for whoever has that key, and the page without it in the address."""
+    if "token" not in request.query_params:
         return _file(request, "index.html")
-    broker.keyring.identify(request.headers, request.url.query)
+    made = await broker.identity.sign_in_by_link(request.scope, request.headers.get("user-agent", ""))
     response = RedirectResponse("/", status_code=303, headers=_headers(PAGE_POLICY, "no-store"))
-    response.set_cookie(
-        COOKIE, quote(token, safe=""), httponly=True, samesite="strict", secure=request.url.scheme == "https"
-    )
+    if made is not None:
+        session_api.remember(request, response, *made)
     return response
 
 
@@ -82,19 +80,37 @@ def _names() -> set[str]:
     return {path.name for path in FOLDER.iterdir() if path.suffix in MEDIA_TYPES}
 
 
+class _File(NamedTuple):
+    content: bytes
+    policy: str
+    media_type: str
+    etag: str
+
+
 def _file(request: Request, name: str) -> Response:
-    if name in FRAMES:
-        return _answer(request, *_frame(name))
-    return _answer(request, (FOLDER / name).read_bytes(), PAGE_POLICY, MEDIA_TYPES[Path(name).suffix])
+    return _answer(request, _frame(name) if name in FRAMES else _read(name))
+
+
+def _read(name: str) -> _File:
+    content = (FOLDER / name).read_bytes()
+    return _File(content, PAGE_POLICY, MEDIA_TYPES[Path(name).suffix], _etag(content))
 
 
 @cache
-def _frame(name: str) -> tuple[bytes, str]:
-    """A frame's document and its policy. One without an origin may load nothing from here, so all is inside."""
+def _frame(name: str) -> _File:
+    """A frame's document. One without an origin may load nothing from here, so all is inside.
+
+    Made and hashed once: Plotly's are megabytes, which everybody may ask for, without a key.
+    """
     html = (FOLDER / name).read_text()
     if _PLOTLY_GOES_HERE in html:
         html = html.replace(_PLOTLY_GOES_HERE, _plotly())
-    return html.encode(), frame_policy(html)
+    content = html.encode()
+    return _File(content, frame_policy(html), MEDIA_TYPES[".html"], _etag(content))
+
+
+def _etag(content: bytes) -> str:
+    return f'"{hashlib.sha256(content).hexdigest()[:32]}"'
 
 
 def _plotly() -> str:
@@ -106,14 +122,12 @@ def _plotly() -> str:
     return path.read_text().replace("</script", "<\\/script") if path.exists() else ""
 
 
-def _answer(
-    request: Request, content: bytes, policy: str, media_type: str = MEDIA_TYPES[".html"]
-) -> Response:
+def _answer(request: Request, file: _File) -> Response:
     # Asked for again each time, sent again only if it changed: after an upgrade nobody sees half of the old page.
-    headers = {**_headers(policy, "no-cache"), "ETag": f'"{hashlib.sha256(content).hexdigest()[:32]}"'}
-    if request.headers.get("if-none-match") == headers["ETag"]:
+    headers = {**_headers(file.policy, "no-cache"), "ETag": file.etag}
+    if request.headers.get("if-none-match") == file.etag:
         return Response(status_code=304, headers=headers)
-    return Response(content, media_type=media_type, headers=headers)
+    return Response(file.content, media_type=file.media_type, headers=headers)
 
 
 def _headers(policy: str, cache: str) -> dict[str, str]:
@@ -121,6 +135,7 @@ def _headers(policy: str, cache: str) -> dict[str, str]:
         "Content-Security-Policy": policy,
         "Cache-Control": cache,
         "Referrer-Policy": "no-referrer",
+        "X-Frame-Options": "SAMEORIGIN" if "frame-ancestors 'self'" in policy else "DENY",
         "X-Content-Type-Options": "nosniff",
         "Cross-Origin-Opener-Policy": "same-origin",
     }

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from himalia.errors import HimaliaError, QueryTooLarge, ShuttingDown, WarehouseNotFound
+from himalia.errors import HimaliaError, ShuttingDown, WarehouseNotFound
+from himalia.server.identity import Principal
+from himalia.server.query_slots import QuerySlots
 from himalia.tables.process import QueryProcess
 from himalia.tables.warehouse import Tables
 from himalia.tables.worker import Question
 
-QUERIES_MAX = 2
 TIME_S = 10.0
 BYTES_MAX = 16 << 20
 LIMIT_MAX = 10_000
@@ -21,28 +22,46 @@ IDLE_S = 60.0
 class Querying:
     """Lives on the event loop. Nothing runs before something is asked, and nothing of the engine is imported here."""
 
-    def __init__(self, warehouse: Path) -> None:
+    def __init__(self, warehouse: Path, queries_max: int, queries_per_caller: int) -> None:
         self._warehouse = warehouse.expanduser()
-        self._slots = asyncio.Semaphore(QUERIES_MAX)
+        self._slots = QuerySlots(queries_max, queries_per_caller)
         self._idle: list[QueryProcess] = []
         self._asking: dict[asyncio.Task[bytes], QueryProcess] = {}
+        # The one listing under way, which all who ask for it share; it needs no slot.
+        self._listing: asyncio.Task[bytes] | None = None
         self._resting: asyncio.TimerHandle | None = None
         self._is_closing = False
 
     async def describe(self) -> bytes:
         """What tables there are, as JSON; none if the pipeline has not run yet."""
+        if self._listing is None or self._listing.done():
+            self._listing = self._start(Question(str(self._warehouse), time_s=TIME_S))
         try:
-            return await self._ask(Question(str(self._warehouse), time_s=TIME_S))
+            return await self._answer(self._listing)
         except WarehouseNotFound:
             return b'{"tables":[]}'
 
     async def read(
-        self, name: str, *, where: str | None, order: str | None, columns: list[str] | None, limit: int
+        self,
+        name: str,
+        *,
+        caller: Principal,
+        where: str | None,
+        order: str | None,
+        columns: list[str] | None,
+        limit: int,
     ) -> bytes:
         """Rows of a table, as JSON. Raises what ``Tables`` raises, and ``QueryTooLarge`` when it takes too long."""
-        return await self._ask(
+        await self._slots.acquire(caller.name, TIME_S, caller.limits.queries)
+        if self._is_closing:
+            self._slots.release(caller.name)
+            raise _shutting_down()
+        asking = self._start(
             Question(str(self._warehouse), name, where, order, columns, limit, BYTES_MAX, TIME_S)
         )
+        # With the query and not with its caller, who may go away before.
+        asking.add_done_callback(lambda _: self._slots.release(caller.name))
+        return await self._answer(asking)
 
     async def close(self) -> None:
         """End the queries that run, whose callers are told, and the processes that wait for some. Twice is fine."""
@@ -54,32 +73,26 @@ class Querying:
             self._resting.cancel()
         self._rest()
 
-    async def _ask(self, question: Question) -> bytes:
-        try:
-            async with asyncio.timeout(TIME_S):
-                await self._slots.acquire()
-        except TimeoutError:
-            raise QueryTooLarge("the server is busy with other queries; ask again in a moment") from None
-        try:
-            return await self._answer(question)
-        except HimaliaError:
-            if self._is_closing:
-                raise ShuttingDown("the server is shutting down; ask again in a moment") from None
-            raise
-
-    async def _answer(self, question: Question) -> bytes:
+    def _start(self, question: Question) -> asyncio.Task[bytes]:
         process = self._idle.pop() if self._idle else QueryProcess()
-        # A task of its own: whoever asks may go away, but until the process has answered nobody else can ask it.
+        # A task of its own: its caller may go away, but until the process has answered no other can ask it.
         asking = asyncio.create_task(asyncio.to_thread(_ask_process, process, question))
         self._asking[asking] = process
         asking.add_done_callback(self._done)
-        return await asyncio.shield(asking)
+        return asking
+
+    async def _answer(self, asking: asyncio.Task[bytes]) -> bytes:
+        try:
+            return await asyncio.shield(asking)
+        except HimaliaError:
+            if self._is_closing:
+                raise _shutting_down() from None
+            raise
 
     def _done(self, asking: asyncio.Task[bytes]) -> None:
         self._idle.append(self._asking.pop(asking))
-        self._slots.release()
         if not asking.cancelled():
-            asking.exception()  # whoever asked is told; if they have gone, it is not an accident to warn of
+            asking.exception()  # its caller gets it; if that has gone, it is not an accident to warn of
         if self._resting is not None:
             self._resting.cancel()
         self._resting = asyncio.get_running_loop().call_later(IDLE_S, self._rest)
@@ -88,6 +101,10 @@ class Querying:
         """Nothing was asked for a while: let the processes go."""
         while self._idle:
             self._idle.pop().close()
+
+
+def _shutting_down() -> ShuttingDown:
+    return ShuttingDown("the server is shutting down; ask again in a moment")
 
 
 def _ask_process(process: QueryProcess, question: Question) -> bytes:

@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import traceback
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import aclosing
+from importlib import import_module
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from fastapi import APIRouter, HTTPException, Query, Request
 from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from himalia.errors import BadRequest, EpochChanged, TopicNotFound
 from himalia.log.columns import Columns
 from himalia.log.contract import Chunk, Log
 from himalia.protocol import encode
+from himalia.pubsub.filters import Filter
 from himalia.record import Record, format_ts, parse_ts
 from himalia.server.access import SECURITY, Caller, TheBroker
 from himalia.server.ahead import one_ahead
+from himalia.server.broker import Broker
+from himalia.server.identity import Principal, Right
 from himalia.server.models import ErrorResponse, MessagesResponse
+from himalia.server.subscribing import compile_checked
+from himalia.server.topic_rights import require_right
 from himalia.server.topics_api import ERRORS, NOT_FOUND, TopicName
-from himalia.server.trust import Right
 from himalia.topics import check_name
 
 if TYPE_CHECKING:
@@ -31,12 +39,57 @@ NDJSON = "application/x-ndjson"
 ARROW = "application/vnd.apache.arrow.stream"
 JSON_LIMIT = 1000
 CHUNK_RECORDS = 5000
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 256 << 10
 ARROW_BYTES = 4 << 20
 SENT_BYTES = 256 << 10
 """What is sent of a long answer in one turn of the event loop: others publish and listen meanwhile."""
 
 router = APIRouter(responses=ERRORS, tags=["messages"])
+
+
+Pieces = AsyncGenerator[bytes | memoryview] | AsyncGenerator[bytes]
+
+
+class ReaderResponse(StreamingResponse):
+    """An answer that takes one of the server's places for readers until it is sent, or its reader is gone."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        caller: Principal,
+        pieces: Pieces,
+        media_type: str,
+    ) -> None:
+        broker.admit_reader(caller)
+        self._pieces = _freed_at_end(pieces)
+        super().__init__(self._pieces, media_type=media_type)
+        self._broker = broker
+        self._caller = caller
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._broker.release_reader(self._caller)
+            # By itself it would end only when the garbage collector finds it, with what it has read ahead.
+            await self._pieces.aclose()
+
+
+async def _freed_at_end(pieces: Pieces) -> AsyncGenerator[bytes | memoryview]:
+    """These pieces. When they end early, nothing of them is kept.
+
+    The error that ends a task group is part of a reference cycle, and the frames in its traceback have what they were
+    working on: 4 MB for each reader, until the next full run of the garbage collector.
+    """
+    piece: bytes | memoryview = b""
+    try:
+        async with aclosing(pieces):
+            async for piece in pieces:
+                yield piece
+    except BaseException as error:
+        piece = b""
+        traceback.clear_frames(error.__traceback__)
+        raise
 
 
 class Range(msgspec.Struct, frozen=True):
@@ -46,6 +99,8 @@ class Range(msgspec.Struct, frozen=True):
     epoch: str
     start: int
     stop: int
+    first: int
+    """The oldest that was kept when it was asked."""
     end: int
     """The topic's end when it was asked."""
 
@@ -66,6 +121,7 @@ class Range(msgspec.Struct, frozen=True):
         **NOT_FOUND,
         406: {"model": ErrorResponse, "description": "None of the media types in `Accept` is offered"},
         409: {"model": ErrorResponse, "description": "The topic has another epoch"},
+        503: {"model": ErrorResponse, "description": "Too many readers"},
     },
 )
 async def read_messages(
@@ -80,19 +136,31 @@ async def read_messages(
         int | None, Query(description="At most so many; 1000 for JSON by default.", ge=1)
     ] = None,
     epoch: Annotated[str | None, Query(description="Refuse if the topic has another epoch.")] = None,
+    filter: Annotated[
+        str | None,
+        Query(description="CEL on message, headers, topic, offset; `limit` counts what it is asked about."),
+    ] = None,
 ) -> StreamingResponse:
     """Read records that are stored. Begins at the oldest one kept unless told otherwise; ends at the end of now."""
     check_name(name, broker.settings.topic_length_max)
-    caller.require(Right.SUBSCRIBE, name)
+    await require_right(broker.log, caller, Right.SUBSCRIBE, name)
     if sum(given is not None for given in (start, since, last)) > 1:
         raise BadRequest("give one of from, since and last, not several")
     if last is not None and last > broker.settings.last_n_max:
         raise BadRequest(f"last is at most {broker.settings.last_n_max}")
     media_type, encoder = _choose(request.headers.get("accept", "*/*"))
+    compiled = None if filter is None else compile_checked(filter, broker.settings)
+    if compiled is not None and media_type != JSON:
+        raise BadRequest(f"filter goes with {JSON}; accept that, or read without it")
     if media_type == JSON and limit is None:
         limit = JSON_LIMIT
     wanted = await _range(broker.log, name, start, since, last, limit, epoch)
-    return StreamingResponse(encoder(broker.log, wanted), media_type=media_type)
+    if compiled is not None:
+        return ReaderResponse(broker, caller, _as_filtered_json(broker, wanted, compiled), media_type=JSON)
+    if media_type == ARROW and not broker.has_arrow:
+        await asyncio.to_thread(_load_arrow)
+        broker.has_arrow = True
+    return ReaderResponse(broker, caller, encoder(broker, wanted), media_type=media_type)
 
 
 async def _range(
@@ -116,9 +184,11 @@ async def _range(
         first = info.end - last
     else:
         first = start or 0
-    first = min(max(first, info.first), info.end)
-    stop = info.end if limit is None else min(first + limit, info.end)
-    return Range(name, info.epoch, first, stop, info.end)
+    first = max(first, info.first)
+    # Beyond the end nothing is read, and ``next`` stays what was asked for: it waits, like a subscription.
+    end = max(first, info.end)
+    stop = end if limit is None else min(first + limit, end)
+    return Range(name, info.epoch, first, stop, info.first, info.end)
 
 
 async def chunks(log: Log, wanted: Range) -> AsyncIterator[Chunk]:
@@ -148,8 +218,11 @@ async def columns_in(log: Log, wanted: Range) -> AsyncIterator[Columns]:
             return
         if columns.epoch != wanted.epoch or not len(columns):
             return
-        yield columns
         at = columns.stop
+        pieces = [columns]
+        # Megabytes, which are not needed any more while what was made of them waits for a slow reader.
+        del columns
+        yield pieces.pop()
 
 
 def stored(record: Record) -> bytes:
@@ -163,43 +236,79 @@ def stored(record: Record) -> bytes:
     )
 
 
-async def _as_json(log: Log, wanted: Range) -> AsyncIterator[bytes]:
+async def _as_json(broker: Broker, wanted: Range) -> AsyncGenerator[bytes]:
     yield b'{"messages":['
     separator, at, end = b"", wanted.start, wanted.end
-    async for chunk in chunks(log, wanted):
+    async for chunk in chunks(broker.log, wanted):
         yield separator + b",".join(stored(record) for record in chunk.records)
         separator, at, end = b",", chunk.records[-1].offset + 1, chunk.end
-    yield b'],"next":%d,"end":%d,"epoch":"%b"}' % (at, end, wanted.epoch.encode())
+    yield b'],"next":%d,"first":%d,"end":%d,"epoch":"%b"}' % (at, wanted.first, end, wanted.epoch.encode())
 
 
-async def _as_ndjson(log: Log, wanted: Range) -> AsyncIterator[bytes]:
-    async for chunk in chunks(log, wanted):
+async def _as_filtered_json(broker: Broker, wanted: Range, filter: Filter) -> AsyncGenerator[bytes]:
+    yield b'{"messages":['
+    separator, at, end = b"", wanted.start, wanted.end
+    failed, failure = 0, None
+    async for chunk in chunks(broker.log, wanted):
+        matched = await broker.manager.matching(filter, chunk.records)
+        if matched.passed:
+            yield separator + b",".join(stored(record) for record in matched.passed)
+            separator = b","
+        failed += matched.failed
+        failure = failure or matched.failure
+        at, end = chunk.records[-1].offset + 1, chunk.end
+    yield b'],"next":%d,"first":%d,"end":%d,"epoch":"%b"' % (at, wanted.first, end, wanted.epoch.encode())
+    if failure is not None:
+        offset, error = failure
+        yield b',"failed":' + encode({"count": failed, "offset": offset, "message": error.message})
+    yield b"}"
+
+
+async def _as_ndjson(broker: Broker, wanted: Range) -> AsyncGenerator[bytes]:
+    async for chunk in chunks(broker.log, wanted):
         yield b"".join(stored(record) + b"\n" for record in chunk.records)
 
 
-def _as_arrow(log: Log, wanted: Range) -> AsyncIterator[bytes | memoryview]:
+def _load_arrow() -> None:
+    """Import pyarrow: in a thread, because it takes 0.2 s, and without the garbage collector.
+
+    It would walk again and again through what is being imported, and stop all threads each time.
+    """
+    gc.disable()
+    try:
+        import_module("himalia.server.arrow")
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def _as_arrow(broker: Broker, wanted: Range) -> AsyncGenerator[bytes | memoryview]:
     from himalia.server.arrow import ArrowStream
 
     # Made before the answer begins, so that a missing library is an answer of its own.
-    return _in_turns(one_ahead(_batches(ArrowStream(), log, wanted)))
+    return _in_turns(one_ahead(_batches(ArrowStream(), broker, wanted)))
 
 
-async def _batches(stream: ArrowStream, log: Log, wanted: Range) -> AsyncGenerator[bytes | memoryview]:
+async def _batches(stream: ArrowStream, broker: Broker, wanted: Range) -> AsyncGenerator[bytes | memoryview]:
     yield stream.head()
-    async for columns in columns_in(log, wanted):
+    async for columns in columns_in(broker.log, wanted):
         # In a thread: it takes milliseconds, though little of that needs the interpreter.
-        yield await asyncio.to_thread(stream.batch, wanted.topic, columns)
+        async with broker.encodings:
+            batch = await asyncio.to_thread(stream.batch, wanted.topic, columns)
+        del columns
+        yield batch
     yield stream.tail()
 
 
-async def _in_turns(pieces: AsyncGenerator[bytes | memoryview, None]) -> AsyncIterator[bytes | memoryview]:
+async def _in_turns(pieces: AsyncGenerator[bytes | memoryview]) -> AsyncGenerator[bytes | memoryview]:
     async with aclosing(pieces):
         async for piece in pieces:
             for start in range(0, len(piece), SENT_BYTES):
-                yield piece[start : start + SENT_BYTES]
+                # A copy: the holder of a view, such as a socket that is full, keeps all of the piece.
+                yield bytes(piece[start : start + SENT_BYTES])
 
 
-Encoder = Callable[[Log, Range], AsyncIterator[bytes | memoryview] | AsyncIterator[bytes]]
+Encoder = Callable[[Broker, Range], Pieces]
 _OFFERED: dict[str, Encoder] = {JSON: _as_json, NDJSON: _as_ndjson, ARROW: _as_arrow}
 
 

@@ -8,30 +8,35 @@ import logging
 import os
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import Callable
 from types import FrameType
 
+import anyio
+import msgspec
 import uvicorn
 import uvloop
 
-from himalia.allocation import keep_freed_memory
+from himalia.allocation import keep_freed_memory, release_freed_memory
 from himalia.errors import ConfigurationError
 from himalia.record import now_us
 from himalia.runtime import RunningServer, announce
 from himalia.server import logs
+from himalia.server.admission import Admitted, raise_descriptor_limit
 from himalia.server.app import create_app
 from himalia.server.broker import Broker
 from himalia.server.channel import CLOSE_GOING_AWAY, CLOSE_SERVICE_RESTART
-from himalia.server.uvicorn_protocol import WebSocketProtocol, http_protocol
+from himalia.server.http_protocol import HttpProtocol, http_protocol
+from himalia.server.identity import is_loopback
+from himalia.server.listener import Listener
+from himalia.server.uvicorn_protocol import WebSocketProtocol
 from himalia.settings import Settings
 
 logger = logging.getLogger("himalia.server")
 
 SWITCH_INTERVAL_S = 0.0005
 """How long the log's writer waits for a busy event loop. Python's 5 ms would be longer than the commit itself."""
-HTTP_CONNECTIONS_SPARE = 1000
-"""Plain HTTP connections beside those that connections_max counts, so that operators still get through."""
 
 
 class Server(uvicorn.Server):
@@ -41,6 +46,9 @@ class Server(uvicorn.Server):
         self, config: uvicorn.Config, broker: Broker, url: str, on_listening: Callable[[Server], None]
     ) -> None:
         super().__init__(config)
+        self._protocol_class = http_protocol(
+            broker.settings.handshake_timeout_s, broker.settings.stall_timeout_s
+        )
         self.url = url
         self._broker = broker
         self._on_listening = on_listening
@@ -48,8 +56,29 @@ class Server(uvicorn.Server):
         self._close_code = CLOSE_SERVICE_RESTART
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        """Listen in our own way: uvicorn's counts no connection, and names no deadline for a TLS handshake."""
+        settings = self._broker.settings
+        await self.lifespan.startup()
+        # Imports much when it is first used, which would be in the first answer that streams.
+        async with anyio.create_task_group():
+            pass
+        self.servers = [
+            Listener(  # type: ignore[misc]
+                listening,
+                self._broker.admission,
+                self._make_protocol,
+                tls=self.config.ssl,
+                handshake_timeout_s=settings.handshake_timeout_s,
+            )
+            for listening in sockets or []
+        ]
+        self.started = True
         self._on_listening(self)
+
+    def _make_protocol(self, admitted: Admitted) -> HttpProtocol:
+        protocol = self._protocol_class(self.config, self.server_state, self.lifespan.state)
+        protocol.admitted = admitted
+        return protocol
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         # Unlike uvicorn's, this does not raise the signal again at the end: the exit code is 0.
@@ -81,8 +110,14 @@ def serve(settings: Settings, on_started: Callable[[str, str | None], None] | No
     logs.configure(settings.log_level, settings.log_format)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     keep_freed_memory()
+    release_freed_memory()
+    raise_descriptor_limit()
     broker = Broker(settings)
     listener = listen(settings.host, settings.port)
+    if not is_loopback(settings.host) and settings.ssl_certfile is None:
+        logger.warning(
+            "listening on %s without TLS: keys and messages cross the network in the clear", settings.host
+        )
 
     def on_listening(server: Server) -> None:
         # What was imported stays for good: a full collection that walks through it stops everything for 60 ms.
@@ -116,6 +151,9 @@ async def serve_on(broker: Broker, listener: socket.socket, on_listening: Callab
         server = Server(_config(broker), broker, _url(broker.settings, listener), on_listening)
         running = RunningServer(server.url, broker.token, os.getpid(), broker.log.url, now_us())
         announced = announce(running)
+        broker.identity.on_token = lambda token: _announce_again(
+            msgspec.structs.replace(running, token=token)
+        )
         try:
             await server.serve(sockets=[listener])
         finally:
@@ -124,13 +162,39 @@ async def serve_on(broker: Broker, listener: socket.socket, on_listening: Callab
         await broker.close()
 
 
+def _announce_again(running: RunningServer) -> None:
+    """Other programs of this user find the new token."""
+    try:
+        announce(running)
+    except ConfigurationError as error:
+        logger.warning("%s", error.message)
+
+
+def _check_tls(settings: Settings) -> None:
+    """``ConfigurationError`` for settings by which an operator would expect more than the server does."""
+    asks = settings.ssl_cert_reqs != "none"
+    if settings.ssl_certfile is None and (asks or settings.ssl_keyfile or settings.ssl_ca_certs):
+        raise ConfigurationError(
+            "ssl_keyfile, ssl_ca_certs and ssl_cert_reqs need ssl_certfile: without it the server does not speak TLS"
+        )
+    if asks and settings.ssl_ca_certs is None:
+        raise ConfigurationError(
+            f"ssl_cert_reqs is {settings.ssl_cert_reqs}, but ssl_ca_certs names no authority to check certificates by"
+        )
+    if settings.ssl_ca_certs is not None and not asks:
+        raise ConfigurationError(
+            "ssl_ca_certs names authorities of client certificates, but ssl_cert_reqs is none, so none is asked for"
+        )
+
+
 def _config(broker: Broker) -> uvicorn.Config:
     settings = broker.settings
+    _check_tls(settings)
     try:
         config = uvicorn.Config(
             create_app(broker=broker),
             ws=WebSocketProtocol,
-            http=http_protocol(settings.handshake_timeout_s),
+            http=HttpProtocol,
             lifespan="off",  # the broker is open already, and closed after the server
             ws_max_size=broker.frame_bytes_max,
             ws_per_message_deflate=False,
@@ -139,11 +203,12 @@ def _config(broker: Broker) -> uvicorn.Config:
             log_config=None,
             server_header=False,
             date_header=False,
-            limit_concurrency=settings.connections_max + HTTP_CONNECTIONS_SPARE,
             timeout_graceful_shutdown=max(1, round(settings.shutdown_s)),
             ssl_certfile=settings.ssl_certfile,
             ssl_keyfile=settings.ssl_keyfile,
             ssl_keyfile_password=settings.ssl_keyfile_password,
+            ssl_ca_certs=str(settings.ssl_ca_certs) if settings.ssl_ca_certs else None,
+            ssl_cert_reqs=ssl.VerifyMode[f"CERT_{settings.ssl_cert_reqs.upper()}"],
         )
         # uvicorn would read the certificate only when it serves, where its error would be a traceback.
         config.load()

@@ -9,10 +9,11 @@ from pydantic import BaseModel, Field
 
 from himalia.errors import Forbidden
 from himalia.server.access import SECURITY, Caller, TheBroker
+from himalia.server.audit import AuditEvent
+from himalia.server.identity import Principal, Right
 from himalia.server.models import ErrorResponse
 from himalia.server.querying import LIMIT_MAX
 from himalia.server.topics_api import ERRORS
-from himalia.server.trust import Principal, Right
 
 LIMIT = 100
 TEXT_MAX = 10_000
@@ -84,14 +85,17 @@ async def read_table(
 ) -> Response:
     """Rows of a table. Bounded in rows, bytes and time; nothing can be changed by it."""
     _require_all(caller)
+    broker.audit.record_repeated(AuditEvent.TABLE_QUERIED, caller, table=name, where=where)
     wanted = None if columns is None else [column.strip() for column in columns.split(",")]
-    return _json(await broker.tables.read(name, where=where, order=order, columns=wanted, limit=limit))
+    return _json(
+        await broker.tables.read(name, caller=caller, where=where, order=order, columns=wanted, limit=limit)
+    )
 
 
 def _require_all(caller: Principal) -> None:
     if not caller.may_all(Right.SUBSCRIBE):
         raise Forbidden(
-            f"key {caller.name!r} has no right to read tables, which hold every topic: that is subscribe on '>'",
+            f"{caller.name!r} has no right to read tables, which hold every topic: that is subscribe on '>'",
             right=Right.SUBSCRIBE,
         )
 

@@ -12,9 +12,12 @@ from himalia.errors import Forbidden
 from himalia.protocol import PROTOCOL_VERSION, encode
 from himalia.record import TopicInfo, format_ts
 from himalia.server.access import SECURITY, Caller, MaybeCaller, TheBroker
+from himalia.server.audit import AuditEvent
 from himalia.server.broker import Broker
+from himalia.server.identity import Principal, Right
 from himalia.server.models import (
     TOPIC_NAME,
+    ConfirmClockResponse,
     CreateTopicRequest,
     CreateTopicResponse,
     DeleteTopicResponse,
@@ -23,14 +26,14 @@ from himalia.server.models import (
     StatsResponse,
     TopicList,
 )
-from himalia.server.trust import Principal, Right
-from himalia.topics import check_name, is_pattern, is_reserved
+from himalia.topics import AUDIT_TOPIC, check_name, is_pattern, is_reserved
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     401: {"model": ErrorResponse, "description": "No key, or an unknown one"},
     403: {"model": ErrorResponse, "description": "The key lacks the right, or the origin is foreign"},
+    408: {"model": ErrorResponse, "description": "The body came too slowly"},
     422: {"model": ErrorResponse, "description": "Bad input"},
-    503: {"model": ErrorResponse, "description": "The log cannot store now; retry"},
+    503: {"model": ErrorResponse, "description": "The log cannot store now, or too much is received; retry"},
 }
 NOT_FOUND: dict[int | str, dict[str, Any]] = {404: {"model": ErrorResponse, "description": "No such topic"}}
 TopicName = Path(description="The topic's name.", examples=["orders"], json_schema_extra=TOPIC_NAME)
@@ -53,6 +56,7 @@ async def create_topic(body: CreateTopicRequest, broker: TheBroker, caller: Call
     name = check_name(body.name, broker.settings.topic_length_max)
     _require_manage(caller, name)
     await broker.manager.create_topic(name, body.retention.to_retention() if body.retention else None)
+    broker.audit.record(AuditEvent.TOPIC_CREATED, caller, topic=name)
     return CreateTopicResponse(topic=name)
 
 
@@ -66,8 +70,11 @@ async def delete_topic(broker: TheBroker, caller: Caller, name: str = TopicName)
     """Delete a topic and its records. Its subscribers are told and unsubscribed."""
     check_name(name, broker.settings.topic_length_max)
     caller.require(Right.MANAGE, name)
+    if name == AUDIT_TOPIC:
+        raise Forbidden(f"{name!r} is reserved: its retention alone removes records", topic=name)
     broker.kernels.check_deletable(name)
-    await broker.manager.delete_topic(name)
+    deleted = await broker.manager.delete_topic(name)
+    broker.audit.record(AuditEvent.TOPIC_DELETED, caller, topic=name, records=deleted.end - deleted.first)
     return DeleteTopicResponse(topic=name)
 
 
@@ -75,19 +82,22 @@ def _require_manage(caller: Principal, name: str) -> None:
     caller.require(Right.MANAGE, name)
     if is_reserved(name) and name.startswith("kernels"):
         raise Forbidden(f"{name!r} is reserved: kernels make their own topics", topic=name)
+    if name == AUDIT_TOPIC:
+        raise Forbidden(f"{name!r} is reserved: the server makes it", topic=name)
 
 
 @router.get("/topics", tags=["topics"], dependencies=SECURITY, response_model=TopicList)
 async def list_topics(broker: TheBroker, caller: Caller) -> Response:
     """The topics that you may read or publish to."""
     infos = await broker.log.topics()
-    topics = [_summary(broker, info) for info in infos if may_see(caller, info.name)]
+    topics = [_summary(broker, info) for info in infos if may_see(caller, info.name, info.owner)]
     # Not by way of the model, which takes 20 µs a topic: there are thousands, and Spark asks again and again.
     return Response(encode({"topics": topics}), media_type="application/json")
 
 
-def may_see(caller: Principal, topic: str) -> bool:
-    return any(caller.may(right, topic) for right in Right)
+def may_see(caller: Principal, topic: str, owner: str | None = None) -> bool:
+    """Whether lists show a topic to this caller. They never show the audit trail, which is read by its name."""
+    return topic != AUDIT_TOPIC and any(caller.may(right, topic, owner) for right in Right)
 
 
 def _summary(broker: Broker, info: TopicInfo) -> dict[str, Any]:
@@ -125,6 +135,7 @@ async def health(broker: TheBroker, caller: MaybeCaller, response: Response) -> 
     return HealthResponse(
         status=status,
         problem=state.problem,
+        warnings=list(state.warnings) or None,
         uptime_sec=broker.manager.meter.uptime_s,
         topics=broker.manager.topic_count,
         subscribers=broker.manager.subscriber_count,
@@ -136,16 +147,34 @@ async def health(broker: TheBroker, caller: MaybeCaller, response: Response) -> 
     )
 
 
+@router.post("/clock/confirm", tags=["server"], dependencies=SECURITY)
+async def confirm_clock(broker: TheBroker, caller: Caller) -> ConfirmClockResponse:
+    """Say that the server's clock is right, after a warning that it jumped. Needs `manage` on `>`."""
+    if not caller.may_all(Right.MANAGE):
+        raise Forbidden(
+            f"{caller.name!r} has no right to confirm the clock, by which all topics are kept: that is manage on '>'",
+            right=Right.MANAGE,
+        )
+    warning = await broker.log.confirm_clock()
+    if warning is None:
+        return ConfirmClockResponse(status="unchanged")
+    broker.audit.record(AuditEvent.CLOCK_CONFIRMED, caller, warning=warning)
+    return ConfirmClockResponse(status="confirmed", warning=warning)
+
+
 @router.get("/stats", tags=["server"], dependencies=SECURITY)
 async def stats(broker: TheBroker, caller: Caller) -> StatsResponse:
     """Counters of the whole server, of each topic and of each subscriber that you may see."""
     found = msgspec.to_builtins(await broker.manager.stats())
-    found["topics"] = {name: topic for name, topic in found["topics"].items() if may_see(caller, name)}
+    owners = {info.name: info.owner for info in await broker.log.topics()}
+    found["topics"] = {
+        name: topic for name, topic in found["topics"].items() if may_see(caller, name, owners.get(name))
+    }
     if not caller.may_all(Right.MANAGE):
         found["subscribers"] = [
             one
             for one in found["subscribers"]
-            if not is_pattern(one["topic"]) and may_see(caller, one["topic"])
+            if not is_pattern(one["topic"]) and may_see(caller, one["topic"], owners.get(one["topic"]))
         ]
     return StatsResponse(**found, connections=broker.connection_count, kernels=len(broker.kernels.kernels))
 

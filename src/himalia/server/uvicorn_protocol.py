@@ -1,42 +1,32 @@
 """uvicorn's WebSocket class, made quick: frames are taken from and written to the transport directly.
 
-uvicorn pauses reading after every message and wakes a task for each; here a whole read is handed over at once.
-Plain text frames, which is what clients send, are parsed here; everything else (control frames, fragments,
-protocol errors, the closing handshake) is left to uvicorn and websockets, one whole frame at a time, so that
-their parser always stands between two frames. These are uvicorn's internals: its version is pinned and
-``tests/server/test_uvicorn_protocol.py`` fails when they move.
+uvicorn pauses reading after every message and wakes a task for each; here a whole read is handed over at once, or in
+slices if it holds very many frames. ``FrameParser`` handles what clients send in good order. Its first other frame, a
+close or a protocol error, is left to uvicorn and websockets with all that follows; it is the end in any case. These
+are uvicorn's internals: its version is pinned and ``tests/server/test_uvicorn_protocol.py`` fails when they move.
 """
 
 from __future__ import annotations
 
-import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.exceptions import InvalidState
 
+from himalia.pubsub.turns import Turns
+from himalia.server.admission import STATE_KEY, Admitted
 from himalia.server.channel import Channel
-
-try:
-    from websockets.speedups import apply_mask
-except ImportError:
-    from websockets.utils import apply_mask
+from himalia.server.frame_parser import FrameParser, Parsed
+from himalia.server.send_queue import unacknowledged_bytes
 
 if TYPE_CHECKING:
     from himalia.server.connection import Connection
 
 EXTENSION = "himalia.websocket"
-FIN_TEXT = 0x81
-MASKED = 0x80
-SMALLEST_FRAME = 6
 CLOSE_GRACE_S = 5.0
-HEAD_BYTES_MAX = 64 * 1024
+READ_BYTES_LARGE = 64 * 1024
 BAD_HANDSHAKE = b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
-HEAD_TOO_LARGE = (
-    b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
-)
 
 
 class DirectChannel(Channel):
@@ -51,6 +41,11 @@ class DirectChannel(Channel):
     @property
     def unsent_bytes(self) -> int:
         return int(self._protocol.transport.get_write_buffer_size())
+
+    @property
+    def untaken_bytes(self) -> int:
+        unsent = self.unsent_bytes
+        return unsent + unacknowledged_bytes(self._protocol.transport) if unsent else 0
 
     def write(self, data: bytes) -> None:
         protocol = self._protocol
@@ -76,15 +71,31 @@ class DirectChannel(Channel):
         self._protocol.transport.abort()
 
 
+class Discard:
+    """A sink for what comes after the server has sent its close frame."""
+
+    def receive(self, data: bytes) -> None: ...
+
+    def receive_binary(self) -> None: ...
+
+    def receive_too_large(self, size: int) -> None: ...
+
+
+DISCARD = Discard()
+
+
 class WebSocketProtocol(WebSocketsSansIOProtocol):
     """One connection. An application that finds itself in ``scope["extensions"]`` may ``attach`` to it."""
 
     connection: Connection | None = None
-    _frame_bytes_max = 0
-    # The beginning of a frame whose rest has not come, and how long it must be before it is looked at again.
-    _rest: bytes | bytearray = b""
-    _rest_wanted = 0
-    _skip_bytes = 0
+    _turns: Turns
+    # None once what comes in is left to websockets.
+    _parser: FrameParser | None = None
+    # What came between the handshake's request and its answer.
+    _early = b""
+    # The connection has asked for a pause; and there is input to parse in a later turn.
+    _is_held = False
+    _is_waiting = False
 
     async def run_asgi(self) -> None:
         self.scope["extensions"][EXTENSION] = self  # type: ignore[assignment]
@@ -99,111 +110,117 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         if self.connection is None and self.close_timer is None:
             self.transport.close()
 
-    def attach(self, connection: Connection, *, frame_bytes_max: int, write_buffer_bytes: int) -> None:
+    def attach(
+        self, connection: Connection, *, frame_bytes_max: int, write_buffer_bytes: int, turns: Turns
+    ) -> None:
         """From now on give everything that comes in to ``connection``. Called right after accepting."""
         self.connection = connection
-        self._frame_bytes_max = frame_bytes_max
+        self._parser = FrameParser(frame_bytes_max)
+        self._turns = turns
         self.transport.set_write_buffer_limits(high=write_buffer_bytes)
         # What the handshake needed is not needed any more.
         self.scope = None  # type: ignore[assignment]
         self.request = self.response = None  # type: ignore[assignment]
-        # A peer that did not wait for the handshake has made uvicorn pause.
-        self.resume_reading()
+        if self._early:
+            self._parser.feed(self._early)
+            self._early = b""
+            self._parse_later()
+        else:
+            self._resume_transport()
 
     # Reading
 
     def data_received(self, data: bytes) -> None:
         connection = self.connection
         if connection is None:
-            super().data_received(data)
-            if self.conn.handshake_exc is not None and not self.handshake_initiated:
-                self._refuse_handshake()
+            self._receive_unattached(data)
             return
         connection.channel.last_seen = self.loop.time()
-        if self.close_sent:
-            # Only the peer's own close frame is of interest now, and the parser has to find where it begins.
-            self._leave_the_rest_to_uvicorn(data)
+        if self._parser is None:
+            super().data_received(data)
             return
-        self._parse(connection, data)
-        connection.end_of_input()
+        self._parser.feed(data)
+        if self._is_waiting or self._is_held:
+            return
+        self._parse(connection, self._parser)
+        # uvloop reads a socket many times in one turn; a few large frames in each read are much work as well.
+        if len(data) >= READ_BYTES_LARGE and self._turns.is_over():
+            self._parse_later()
+
+    def _receive_unattached(self, data: bytes) -> None:
+        if self.handshake_initiated and not self.handshake_complete:
+            # A peer that does not wait for the answer to its handshake: websockets' parser must not see its frames.
+            self._early += data
+            self._pause_transport()
+            return
+        data, self._early = self._early + data, b""
+        super().data_received(data)
+        if self.conn.handshake_exc is not None and not self.handshake_initiated:
+            self._refuse_handshake()
 
     def _refuse_handshake(self) -> None:
         """Say why: uvicorn keeps silent on what websockets cannot read, such as a header that is too long."""
         self.transport.write(b"".join(self.conn.data_to_send()) or BAD_HANDSHAKE)
         self.transport.close()
 
-    def _leave_the_rest_to_uvicorn(self, data: bytes) -> None:
-        skipped = min(self._skip_bytes, len(data))
-        self._skip_bytes -= skipped
-        data, self._rest = bytes(self._rest) + data[skipped:], b""
-        super().data_received(data)
-
-    def _parse(self, connection: Connection, data: bytes) -> None:
-        if self._skip_bytes:
-            skipped = min(self._skip_bytes, len(data))
-            self._skip_bytes -= skipped
-            data = data[skipped:]
-        if self._rest:
-            self._rest += data
-            if len(self._rest) < self._rest_wanted:
-                return
-            data = bytes(self._rest)
-        at, size, wanted = 0, len(data), 0
-        while size - at >= 2:
-            length, head = data[at + 1] & 0x7F, at + 2
-            if length >= 126:
-                wide = 2 if length == 126 else 8
-                if size - head < wide:
-                    break
-                length, head = int.from_bytes(data[head : head + wide], "big"), head + wide
-            end = head + 4 + length
-            wanted = end - at
-            if data[at] != FIN_TEXT or not data[at + 1] & MASKED or self.frames:
-                if not self._leave_to_uvicorn(data, at, end):
-                    break
-            elif length > self._frame_bytes_max:
-                connection.receive_too_large(length)
-                self._skip_bytes = max(0, end - size)
-            elif end > size:
-                break
-            else:
-                connection.receive(apply_mask(data[head + 4 : end], data[head : head + 4]))
-            if self.close_sent or self.transport.is_closing():
-                self._rest = b""
-                return
-            at, wanted = end, 0
-        # A bytearray grows in place, however small the pieces are in which the rest comes.
-        self._rest = bytearray(data[at:]) if at < size else b""
-        self._rest_wanted = wanted
-
-    def _leave_to_uvicorn(self, data: bytes, at: int, end: int) -> bool:
-        """Give one frame to websockets; false if it is sound but not whole yet."""
-        masked = data[at + 1] & MASKED
-        if masked and end > len(data) and end - at <= self._frame_bytes_max + 14:
-            return False
-        # Unmasked or too long: the parser fails the connection on the header, it needs no more.
-        super().data_received(data[at:end] if masked else data[at:])
-        return True
-
-    def send_receive_event_to_app(self) -> None:
-        """A message that came in fragments, or a binary one."""
-        if self.connection is None:
-            super().send_receive_event_to_app()
+    def _parse(self, connection: Connection, parser: FrameParser) -> None:
+        """Handle what has come in, or as much of it as fits into this turn."""
+        parsed = parser.parse(DISCARD if self.close_sent else connection, self._should_stop)
+        if parser.pongs:
+            self.transport.write(b"".join(parser.pongs))
+            parser.pongs.clear()
+        if not self.close_sent:
+            connection.end_of_input()
+        if self.transport.is_closing():
             return
-        data, self.frames = b"".join(self.frames), []
-        if self.close_sent:
+        if parsed is Parsed.STOPPED:
+            self._parse_later()
+        elif parsed is Parsed.FOREIGN:
+            self._leave_to_uvicorn(parser)
+
+    def _should_stop(self) -> bool:
+        return self._is_held or self._turns.is_over()
+
+    def _parse_later(self) -> None:
+        """Parse on in a later turn; unless the connection is on hold, when it resumes."""
+        self._pause_transport()
+        if not self._is_held and not self._is_waiting:
+            self._is_waiting = True
+            self._turns.later(self._continue)
+
+    def _continue(self) -> None:
+        self._is_waiting = False
+        if self.connection is None or self._parser is None or self.transport.is_closing():
             return
-        if self.curr_msg_data_type == "text":
-            self.connection.receive(data)
-        else:
-            self.connection.receive_binary()
+        if not self._is_held:
+            self._parse(self.connection, self._parser)
+            if not self._is_held and not self._is_waiting:
+                self._resume_transport()
+
+    def _leave_to_uvicorn(self, parser: FrameParser) -> None:
+        """websockets answers the close frame, or fails the connection; either way this is its end."""
+        self._parser = None
+        self.conn.current_size = parser.current_size
+        super().data_received(parser.take_rest())
 
     def pause_reading(self) -> None:
+        """Take in no more, for as long as the connection is on hold."""
+        self._is_held = True
+        self._pause_transport()
+
+    def resume_reading(self) -> None:
+        self._is_held = False
+        if self._parser is not None and self._parser.has_input:
+            self._parse_later()
+        elif not self._is_waiting:
+            self._resume_transport()
+
+    def _pause_transport(self) -> None:
         if not self.read_paused and not self.transport.is_closing():
             self.read_paused = True
             self.transport.pause_reading()
 
-    def resume_reading(self) -> None:
+    def _resume_transport(self) -> None:
         if self.read_paused and not self.transport.is_closing():
             self.read_paused = False
             self.transport.resume_reading()
@@ -245,53 +262,8 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         connection, self.connection = self.connection, None
         super().connection_lost(exc)
+        admitted = self.app_state.get(STATE_KEY)
+        if isinstance(admitted, Admitted):
+            admitted.closed()
         if connection is not None:
             connection.disconnected()
-
-
-class HttpProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP class, with a limit on how long a peer may take to say what it wants, and how much it says."""
-
-    handshake_timeout_s = 10.0
-    _handshake: asyncio.TimerHandle | None = None
-    _head_bytes = 0
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._expect_headers()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._headers_came()
-        super().connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self._handshake is not None and not self.transport.is_closing():
-            self._head_bytes += len(data)
-            if self._head_bytes > HEAD_BYTES_MAX:
-                self.transport.write(HEAD_TOO_LARGE)
-                self.transport.close()
-
-    def on_message_begin(self) -> None:
-        self._expect_headers()
-        super().on_message_begin()
-
-    def on_headers_complete(self) -> None:
-        self._headers_came()
-        super().on_headers_complete()
-
-    def _expect_headers(self) -> None:
-        if self._handshake is None:
-            self._handshake = self.loop.call_later(self.handshake_timeout_s, self.transport.abort)
-
-    def _headers_came(self) -> None:
-        if self._handshake is not None:
-            self._handshake.cancel()
-            self._handshake = None
-            self._head_bytes = 0
-
-
-def http_protocol(handshake_timeout_s: float) -> type[HttpProtocol]:
-    """The HTTP class with this limit: uvicorn takes a class, not an object."""
-    attributes: dict[str, Any] = {"handshake_timeout_s": handshake_timeout_s}
-    return type("TimedHttpProtocol", (HttpProtocol,), attributes)

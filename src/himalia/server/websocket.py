@@ -11,11 +11,13 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from himalia.errors import HimaliaError
 from himalia.protocol import text_payloads
+from himalia.server import admission
 from himalia.server.broker import Broker
+from himalia.server.caller_usage import Place
 from himalia.server.channel import Channel
 from himalia.server.connection import Connection
 from himalia.server.failures import error_response
-from himalia.server.trust import Principal
+from himalia.server.identity import Principal
 from himalia.server.uvicorn_protocol import EXTENSION, DirectChannel, WebSocketProtocol
 
 
@@ -23,8 +25,9 @@ async def websocket_endpoint(websocket: WebSocket) -> None:
     broker: Broker = websocket.app.state.broker
     try:
         broker.frontier.check(Headers(scope=websocket.scope))
-        principal = broker.keyring.identify(Headers(scope=websocket.scope), websocket.url.query)
-        broker.admit()
+        principal = await broker.authenticate(websocket.scope)
+        admission.identified(websocket.scope)
+        place = broker.admit(principal)
     except HimaliaError as error:
         broker.metrics.count_error(error.code)
         await _deny(websocket, error)
@@ -32,9 +35,9 @@ async def websocket_endpoint(websocket: WebSocket) -> None:
     protocol = websocket.scope.get("extensions", {}).get(EXTENSION)
     await websocket.accept()
     if isinstance(protocol, WebSocketProtocol):
-        _attach(broker, principal, protocol)
+        _attach(broker, principal, protocol, place)
     else:
-        await _converse(broker, principal, websocket)
+        await _converse(broker, principal, websocket, place)
 
 
 async def _deny(websocket: WebSocket, error: HimaliaError) -> None:
@@ -45,12 +48,13 @@ async def _deny(websocket: WebSocket, error: HimaliaError) -> None:
         await websocket.close(1008, str(error.code))
 
 
-def _attach(broker: Broker, principal: Principal, protocol: WebSocketProtocol) -> None:
-    connection = Connection(broker, principal, DirectChannel(protocol))
+def _attach(broker: Broker, principal: Principal, protocol: WebSocketProtocol, place: Place) -> None:
+    connection = Connection(broker, principal, DirectChannel(protocol), place)
     protocol.attach(
         connection,
         frame_bytes_max=broker.frame_bytes_max,
         write_buffer_bytes=broker.settings.write_buffer_bytes,
+        turns=broker.manager.turns,
     )
 
 
@@ -116,9 +120,9 @@ class PlainChannel(Channel):
                 self.ready()
 
 
-async def _converse(broker: Broker, principal: Principal, websocket: WebSocket) -> None:
+async def _converse(broker: Broker, principal: Principal, websocket: WebSocket, place: Place) -> None:
     channel = PlainChannel(broker.settings.write_buffer_bytes)
-    connection = Connection(broker, principal, channel)
+    connection = Connection(broker, principal, channel, place)
     sender = asyncio.create_task(channel.send_to(websocket))
     # A sender that failed makes no more room: let the loop below find out that the peer is gone.
     sender.add_done_callback(lambda _: channel.resume_reading())

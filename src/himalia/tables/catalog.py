@@ -75,6 +75,7 @@ IOPUB = TableSpec(
         **_DATE,
         "parent_session": "the session of the request that caused it",
         "parent_username": "the user of the request that caused it: who asked",
+        "header_ts": "the date in the message's own header: the kernel's clock",
     },
 )
 
@@ -96,7 +97,8 @@ EXECUTIONS = TableSpec(
         "started": "when the kernel first said that it is busy with it",
         "finished": "when it ended: the time of the record that closed it",
         "queue_ms": "from queued to started",
-        "run_ms": "from started to finished",
+        "run_ms": "while the kernel was busy with it, by the kernel's own clock; "
+        "from started to finished where that clock is not plausible",
         "messages": "messages of IOPub that it caused, until it ended",
         "status_messages": "of these, on the channel `status`",
         "execution_messages": "on the channel `execution`",
@@ -112,7 +114,7 @@ EXECUTIONS = TableSpec(
         "result_types": "the MIME types of its results and displays, sorted",
         "ename": "the name of its error: the last it published, else the one it replied with",
         "evalue": "the error's message",
-        "username": "who asked",
+        "username": "who asked: the caller's qualified name, such as key:ann; of another client, the name it gave",
         "session": "from which session",
         "is_foreign": "whether another client than Himalia made it",
         "is_running": "whether it has not ended; the table is partitioned by it",

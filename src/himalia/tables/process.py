@@ -20,9 +20,10 @@ from himalia.errors import (
     QueryTooLarge,
     TableNotFound,
 )
-from himalia.tables.worker import Head, Question, Told
+from himalia.tables.worker import THREADS_MAX, Head, Question, Told
 
 COMMAND = [sys.executable, "-P", "-m", "himalia.tables.worker"]
+ENVIRONMENT = {"TOKIO_WORKER_THREADS": str(THREADS_MAX), "RUST_BACKTRACE": "0"}
 CHUNK_BYTES = 1 << 18
 STOP_WITHIN_S = 5.0
 
@@ -45,6 +46,8 @@ class QueryProcess:
         """The body of the answer. Raises what the worker raises, or ``QueryTooLarge`` when its time is over."""
         deadline = time.monotonic() + question.time_s
         head, body = self._ask(question, deadline)
+        if head.is_last:
+            self._ended()
         if not head.ok:
             told = msgspec.json.decode(body, type=Told)
             raise _KNOWN.get(told.code, InternalError)(told.message)
@@ -74,7 +77,9 @@ class QueryProcess:
 
     def _ask(self, question: Question, deadline: float) -> tuple[Head, bytes]:
         if self._process is None:
-            self._process = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            self._process = subprocess.Popen(
+                COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **ENVIRONMENT}
+            )
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(msgspec.json.encode(question) + b"\n")
@@ -87,7 +92,9 @@ class QueryProcess:
             ) from None
         except (BrokenPipeError, EOFError):
             if self._ended() < 0:
-                raise QueryTooLarge("the query needs more memory than there is; ask for fewer rows") from None
+                raise QueryTooLarge(
+                    "the query needs more memory than it may have; ask for fewer rows"
+                ) from None
             raise InternalError("the process that reads tables ended; the server's log says why") from None
 
     def _receive(self, deadline: float) -> tuple[Head, bytes]:

@@ -11,13 +11,9 @@ from himalia.errors import BadQuery, BadRequest
 
 EXAMPLE = "select status, count(*) from executions group by status"
 
-_COMMENTS = re.compile(r"(?:\s+|--[^\n]*(?:\n|\Z)|/\*.*?\*/)+", re.DOTALL)
-_QUERY = re.compile(
-    r"""(?:EXPLAIN\s+(?:(?:ANALYZE|VERBOSE|FORMAT\s+\w+)\s+)*)?[\s(]*(?:SELECT|WITH|VALUES)\b
-    |SHOW\b
-    |DESC(?:RIBE)?\s+[\w."]+\s*\Z""",
-    re.IGNORECASE | re.VERBOSE,
-)
+_WORD = re.compile(r"[A-Za-z_]\w*|\(|\Z")
+_BEGINNINGS = frozenset({"select", "with", "values", "show", "describe", "desc", "("})
+_EXPLAIN_OPTION = re.compile(r"(?:analyze|verbose|format)\b", re.IGNORECASE)
 _ORDER = re.compile(r'\s*("?)(?P<column>\w+)\1(?:\s+(?P<direction>asc|desc))?\s*\Z', re.IGNORECASE)
 
 
@@ -27,6 +23,13 @@ class Statement(NamedTuple):
     text: str
     first: int
     last: int
+
+
+class Query(NamedTuple):
+    """What to ask, and what shows the engine's plan for it without doing anything."""
+
+    statement: Statement
+    plan: Statement
 
 
 def reading(
@@ -94,23 +97,93 @@ def _check_column(table: str, column: str, known: Sequence[str]) -> None:
         raise BadRequest(f"{table} has no column {column!r}; {hint}", table=table, column=column)
 
 
-def asking(text: str) -> Statement:
-    """A query that somebody wrote as a whole. ``BadQuery`` if it would do anything but ask.
+def asking(text: str) -> Query:
+    """A query that was written as a whole. ``BadQuery`` if it does not even begin as one.
 
-    The engine itself would also write files and make tables. Its parser takes one statement, and decides by the first
-    word what that is; so does this. EXPLAIN is a query only if what it explains is one: ANALYZE would do it.
+    The engine would also write files and make tables, and has no option against that. Whether this is a query is for
+    the engine's own planner to say: ``Query.plan`` asks for the plan, in which ``is_query`` looks for its root.
     """
     text = text.strip().removesuffix(";").rstrip()
-    comments = _COMMENTS.match(text)
-    query = text[comments.end() :] if comments else text
-    if not query:
+    start = _after_comments(text, 0)
+    word = _word(text, start)
+    options: list[str] = []
+    if word == "explain":
+        start, options = _explained(text, start + len(word))
+        word = _word(text, start)
+    if not text[start:]:
         raise BadQuery(f"there is no query; write one such as: {EXAMPLE}")
-    if not _QUERY.match(query):
-        raise BadQuery(
-            f"{_beginning(query)!r} is not a query, and tables are only read here: "
-            "begin with SELECT, WITH, VALUES, SHOW, DESCRIBE <table> or EXPLAIN SELECT"
-        )
-    return Statement(text, 1, 1 + text.count("\n"))
+    if word not in _BEGINNINGS:
+        raise not_a_query(text[start:])
+    # What stands before is replaced by blanks, so that places in the engine's errors are those of the text.
+    body = re.sub(r"[^\n]", " ", text[:start]) + text[start:]
+    last = 2 + body.count("\n")
+    explain = " ".join(["EXPLAIN", *options]) if options or start > _after_comments(text, 0) else ""
+    return Query(Statement(f"{explain}\n{body}", 2, last), Statement(f"EXPLAIN VERBOSE\n{body}", 2, last))
+
+
+def is_query(root: str) -> bool:
+    """Whether a plan with this first line only reads: what writes, or changes the session, is always at the root."""
+    return _READING_ROOT.match(root) is not None
+
+
+def not_a_query(text: str) -> BadQuery:
+    return BadQuery(
+        f"{_beginning(text)!r} is not a query, and tables are only read here: "
+        "begin with SELECT, WITH, VALUES, SHOW, DESCRIBE <table> or EXPLAIN SELECT"
+    )
+
+
+_READING_ROOT = re.compile(
+    r"(?:Projection|Filter|WindowAggr|Aggregate|Sort|Union|TableScan|EmptyRelation|Subquery|SubqueryAlias|Limit|Values"
+    r"|Distinct|DistinctOn|Unnest|RecursiveQuery|DescribeTable|(?:\w+ )?Join)(?::|\Z)"
+)
+
+
+def _explained(text: str, at: int) -> tuple[int, list[str]]:
+    """Where the statement begins that EXPLAIN is to explain, and the options before it."""
+    options = []
+    at = _after_comments(text, at)
+    while found := _EXPLAIN_OPTION.match(text, at):
+        option = found[0].upper()
+        at = _after_comments(text, found.end())
+        if option == "FORMAT":
+            format_name = _word(text, at)
+            at = _after_comments(text, at + len(format_name))
+            option += f" {format_name}"
+        options.append(option)
+    return at, options
+
+
+def _word(text: str, at: int) -> str:
+    found = _WORD.match(text, at)
+    return found[0].lower() if found else ""
+
+
+def _after_comments(text: str, at: int) -> int:
+    """The next place that is neither blank nor in a comment; comments in ``/* */`` nest, as they do in the engine."""
+    while at < len(text):
+        if text[at] in " \t\r\n":
+            at += 1
+        elif text.startswith("--", at):
+            at = _or_end(text, text.find("\n", at))
+        elif text.startswith("/*", at):
+            at = _after_block(text, at)
+        else:
+            break
+    return at
+
+
+def _after_block(text: str, at: int) -> int:
+    depth = 0
+    for found in re.finditer(r"/\*|\*/", text[at:]):
+        depth += 1 if found[0] == "/*" else -1
+        if depth == 0:
+            return at + found.end()
+    return len(text)
+
+
+def _or_end(text: str, at: int) -> int:
+    return len(text) if at < 0 else at
 
 
 def _beginning(text: str) -> str:

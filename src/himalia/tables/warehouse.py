@@ -13,12 +13,12 @@ import msgspec
 from himalia.errors import ConfigurationError, TableNotFound, WarehouseNotFound
 from himalia.record import format_ts
 from himalia.tables.catalog import CATALOG
-from himalia.tables.failures import NEED_DELTALAKE, no_such_table
+from himalia.tables.failures import NEED_DELTALAKE, no_such_table, translating
 from himalia.tables.result import Result
-from himalia.tables.statements import Statement, asking, counting, reading
+from himalia.tables.statements import Statement, asking, counting, is_query, not_a_query, reading
 
 if TYPE_CHECKING:
-    from deltalake import DeltaTable
+    from deltalake import DeltaTable, QueryBuilder
 
 LOG = "_delta_log"
 VERSION_DIGITS = 20
@@ -119,9 +119,9 @@ class Tables:
 
     def sql(self, text: str) -> Result:
         """The answer to a query over all tables. ``BadQuery`` for what is not a query."""
-        statement = asking(text)
+        query = asking(text)
         names = self.existing()
-        return self._ask(statement, _named(text, names) or set(names), names)
+        return self._ask(query.statement, _named(text, names) or set(names), names, plan=query.plan)
 
     def _open(self, name: str, names: Sequence[str]) -> DeltaTable:
         # By the listing, so that a name cannot lead out of the warehouse.
@@ -137,7 +137,9 @@ class Tables:
             reason = " ".join(str(error).split())
             raise TableNotFound(f"the table {name!r} in {self.path} cannot be read: {reason}") from error
 
-    def _ask(self, statement: Statement, wanted: set[str], names: list[str]) -> Result:
+    def _ask(
+        self, statement: Statement, wanted: set[str], names: list[str], *, plan: Statement | None = None
+    ) -> Result:
         def execute() -> Any:
             tables = {name: self._open(name, names) for name in wanted}
             from deltalake import QueryBuilder
@@ -148,9 +150,19 @@ class Tables:
             if self._memory_bytes_max is not None:
                 limit = f"{self._memory_bytes_max >> 20}M"
                 engine.execute(f"SET datafusion.runtime.memory_limit = '{limit}'").read_all()
+            if plan is not None:
+                _require_query(engine, plan, names)
             return engine.execute(statement.text)
 
         return Result(execute, statement, names)
+
+
+def _require_query(engine: QueryBuilder, plan: Statement, names: Sequence[str]) -> None:
+    """``BadQuery`` if the engine's plan would do anything but read."""
+    with translating(plan, names):
+        root = str(engine.execute(plan.text).read_all().column("plan")[0].as_py())
+    if not is_query(root.partition("\n")[0]):
+        raise not_a_query(plan.text.partition("\n")[2].strip())
 
 
 def _has_commits(log: Path) -> bool:

@@ -6,11 +6,14 @@ with ``ok`` and the length of the body, then the body. It ends with its input.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import resource
 import signal
 import sys
-from typing import BinaryIO
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
 
 import msgspec
 
@@ -21,7 +24,16 @@ from himalia.tables.warehouse import Tables
 logger = logging.getLogger("himalia.tables")
 
 MEMORY_BYTES_MAX = 512 << 20
-ENGINE = {"datafusion.execution.batch_size": "1024"}
+"""By how much a query may let the process grow; the operating system refuses the rest."""
+POOL_BYTES_MAX = 384 << 20
+"""What the engine may use for what it accounts for itself, so that it mostly says so before the system does."""
+KEPT_BYTES_MAX = 128 << 20
+"""By how much the process may have grown after an answer; a larger one ends, and the next question has another."""
+THREADS_MAX = 4
+ENGINE = {
+    "datafusion.execution.batch_size": "1024",
+    "datafusion.execution.target_partitions": str(min(THREADS_MAX, os.cpu_count() or 1)),
+}
 NICENESS = 10
 
 
@@ -39,10 +51,11 @@ class Question(msgspec.Struct, frozen=True):
 
 
 class Head(msgspec.Struct, frozen=True):
-    """What comes before a body. The body of one that is not ``ok`` is a ``Told``."""
+    """What comes before a body. The body of one that is not ``ok`` is a ``Told``. After the last the process ends."""
 
     ok: bool
     bytes: int
+    is_last: bool = False
 
 
 class Told(msgspec.Struct, frozen=True):
@@ -54,7 +67,7 @@ class Told(msgspec.Struct, frozen=True):
 
 def answer(question: Question) -> bytes:
     """The body of an answer: JSON, bounded in rows and bytes."""
-    tables = Tables(question.path, engine=ENGINE, memory_bytes_max=MEMORY_BYTES_MAX)
+    tables = Tables(question.path, engine=ENGINE, memory_bytes_max=POOL_BYTES_MAX)
     if question.name is None:
         return msgspec.json.encode({"tables": tables.describe()})
     result = tables.read(
@@ -93,11 +106,51 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(NICENESS)
     sink = sys.stdout.buffer
+    at_rest = limit_memory()
     for line in sys.stdin.buffer:
-        _respond(line, sink)
+        if _respond(line, sink, at_rest):
+            return
 
 
-def _respond(line: bytes, sink: BinaryIO) -> None:
+def limit_memory() -> int:
+    """Have the operating system bound what queries may take. Returns the size of the process at rest.
+
+    Linux only: elsewhere the limit either is not enforced or counts what is merely reserved.
+    """
+    with contextlib.suppress(ImportError):
+        from deltalake import QueryBuilder
+
+        QueryBuilder(ENGINE).execute(
+            "SELECT 1"
+        ).read_all()  # its threads, with their stacks, are part of the rest
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    memory = process_memory()
+    if memory is None:
+        return 0
+    bound = memory.data_bytes + MEMORY_BYTES_MAX
+    resource.setrlimit(resource.RLIMIT_DATA, (bound, bound))
+    return memory.resident_bytes
+
+
+class ProcessMemory(NamedTuple):
+    """What RLIMIT_DATA counts, and what is in memory."""
+
+    data_bytes: int
+    resident_bytes: int
+
+
+def process_memory() -> ProcessMemory | None:
+    """Of this process; ``None`` where the system does not tell."""
+    try:
+        fields = Path("/proc/self/statm").read_bytes().split()
+    except OSError:
+        return None
+    page = resource.getpagesize()
+    return ProcessMemory(int(fields[5]) * page, int(fields[1]) * page)
+
+
+def _respond(line: bytes, sink: BinaryIO, at_rest: int) -> bool:
+    """Answer a question; says whether that was the last answer."""
     ok = True
     try:
         question = msgspec.json.decode(line, type=Question)
@@ -106,13 +159,21 @@ def _respond(line: bytes, sink: BinaryIO) -> None:
         body = answer(question)
     except HimaliaError as error:
         ok, body = False, msgspec.json.encode(Told(error.code, error.message))
+    except MemoryError:
+        told = Told(
+            ErrorCode.QUERY_TOO_LARGE, "the query needs more memory than it may have; ask for fewer rows"
+        )
+        ok, body = False, msgspec.json.encode(told)
     except Exception:
         logger.exception("reading tables failed")
         told = Told(ErrorCode.INTERNAL, "reading tables failed; the server's log says why")
         ok, body = False, msgspec.json.encode(told)
     signal.setitimer(signal.ITIMER_REAL, 0)
-    sink.write(msgspec.json.encode(Head(ok, len(body))) + b"\n" + body)
+    memory = process_memory()
+    is_last = memory is not None and memory.resident_bytes - at_rest > KEPT_BYTES_MAX
+    sink.write(msgspec.json.encode(Head(ok, len(body), is_last)) + b"\n" + body)
     sink.flush()
+    return is_last
 
 
 if __name__ == "__main__":

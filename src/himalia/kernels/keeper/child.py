@@ -9,13 +9,15 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
+from himalia.kernels.keeper.limits import Limits
+
 PR_SET_PDEATHSIG = 1
 
 
 class Child:
     """Its process id stays taken, by the ended process itself, until ``reap``: a signal never hits a stranger."""
 
-    def __init__(self, argv: Sequence[str], *, cwd: str, env: Mapping[str, str]) -> None:
+    def __init__(self, argv: Sequence[str], *, cwd: str, env: Mapping[str, str], limits: Limits) -> None:
         """Start it. Raises OSError if it cannot be."""
         self.output, output = os.pipe()
         os.set_blocking(self.output, False)
@@ -29,7 +31,7 @@ class Child:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
-                preexec_fn=_end_with_parent(),
+                preexec_fn=_prepared(limits),
             )
         except BaseException:
             os.close(self.output)
@@ -69,10 +71,21 @@ class Child:
             pass
 
 
-def _end_with_parent() -> Callable[[], None] | None:
+def _prepared(limits: Limits) -> Callable[[], None]:
+    """What the child does before it becomes the kernel."""
+    end_with_parent = _end_with_parent()
+
+    def in_child() -> None:
+        end_with_parent()
+        limits.apply()
+
+    return in_child
+
+
+def _end_with_parent() -> Callable[[], None]:
     """Have Linux end the kernel if the keeper is killed: nobody could find or stop it afterwards."""
     if sys.platform != "linux":
-        return None
+        return lambda: None
     keeper = os.getpid()
     prctl = ctypes.CDLL(None, use_errno=True).prctl
 

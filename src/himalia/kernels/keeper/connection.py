@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
+from pathlib import Path
 from typing import Any
 
 LINE_BYTES_MAX = 16 << 20
@@ -78,3 +80,18 @@ class Connection:
 
     def release(self) -> None:
         self._socket.close()
+
+
+def listen(path: Path) -> socket.socket:
+    """A socket to which servers connect, for this user only."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        path.unlink(missing_ok=True)
+        listener.bind(str(path))
+        os.chmod(path, 0o600)
+        listener.listen()
+        listener.setblocking(False)
+    except BaseException:
+        listener.close()
+        raise
+    return listener

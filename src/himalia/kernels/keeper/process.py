@@ -12,13 +12,10 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import zmq
@@ -26,15 +23,16 @@ import zmq
 from himalia import __version__
 from himalia.kernels.keeper import place
 from himalia.kernels.keeper.child import Child
-from himalia.kernels.keeper.connection import LINE_BYTES_MAX, Connection
+from himalia.kernels.keeper.connection import Connection, listen
 from himalia.kernels.keeper.flood import Flood
 from himalia.kernels.keeper.iopub import IopubTap
 from himalia.kernels.keeper.lease import Lease
+from himalia.kernels.keeper.limits import Limits
 from himalia.kernels.keeper.logfile import LogFile
+from himalia.kernels.keeper.signals import Signals
 from himalia.kernels.keeper.spool import Spool
-from himalia.kernels.keeper.status import is_idle, is_status
+from himalia.kernels.keeper.status import Busyness, is_idle, is_status
 
-LAUNCH_WITHIN_S = 60.0
 NOTICE_S = 0.001
 """How long a notice may wait for what comes next: the few messages of a small cell then cost one or two of them."""
 FLOOD_NOTICE_S = 0.02
@@ -56,6 +54,7 @@ _ABOUT = (
     "argv",
     "cwd",
     "grace_s",
+    "keeps_files",
 )
 """What ``keeper.json`` repeats of the launch. The environment is not there: it may hold secrets."""
 
@@ -64,38 +63,13 @@ class BadRequest(Exception):
     """A request that cannot be served; its text goes to the server that sent it."""
 
 
-class Signals:
-    """Signals as a readable socket. Handlers are functions, since an exec would pass ignored signals on."""
-
-    def __init__(self) -> None:
-        self.is_asked_to_end = False
-        self.reader, self._writer = socket.socketpair()
-        self.reader.setblocking(False)
-        self._writer.setblocking(False)
-        signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
-        for signum in (signal.SIGCHLD, signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
-            signal.signal(signum, self._handle)
-        # Whoever started the keeper may have blocked some, and the kernel would inherit that.
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
-
-    def _handle(self, signum: int, frame: FrameType | None) -> None:
-        if signum == signal.SIGTERM:
-            self.is_asked_to_end = True
-
-    def clear(self) -> None:
-        try:
-            while self.reader.recv(4096):
-                pass
-        except BlockingIOError:
-            pass
-
-
 class _Ending:
     """The kernel is being ended, and the keeper after it."""
 
-    def __init__(self, kill_at: float) -> None:
+    def __init__(self, kill_at: float, *, keeps_files: bool) -> None:
         self.kill_at: float | None = kill_at
-        self.keeps_files = False
+        self.keeps_files = keeps_files
+        """For the next server. One that releases the kernel, and has read all that there is, says that it has."""
         # Who asked, to be answered when all is done.
         self.asked: list[tuple[Connection, Any]] = []
 
@@ -111,7 +85,9 @@ class KeeperProcess:
         self._launch = request
         self._signals = signals
         self._grace_s = float(request["grace_s"])
-        self._lease = Lease(float(request["keep_s"]))
+        self._lease = Lease(float(request["keep_s"]), float(request["busy_keep_s"]))
+        self._busyness = Busyness()
+        self._ended_for = ""
         self._connections: dict[int, Connection] = {}
         self._poller = zmq.Poller()
         self._ending: _Ending | None = None
@@ -142,7 +118,7 @@ class KeeperProcess:
             place.remove_socket(Path(left["socket"]))
         self._socket_path = place.socket_path(self._directory)
         undo.callback(place.remove_socket, self._socket_path)
-        self._listener = _listen(self._socket_path)
+        self._listener = listen(self._socket_path)
         undo.callback(self._listener.close)
         self._tap: IopubTap | None = IopubTap(json.loads(Path(self._launch["connection_file"]).read_bytes()))
         undo.callback(self._tap.close)
@@ -155,8 +131,9 @@ class KeeperProcess:
 
     def _start_kernel(self) -> Child:
         launch = self._launch
+        self._limits = Limits(int(launch["memory_max"]), int(launch["cpu_s_max"]))
         try:
-            return Child(launch["argv"], cwd=launch["cwd"], env=launch["env"])
+            return Child(launch["argv"], cwd=launch["cwd"], env=launch["env"], limits=self._limits)
         except OSError as error:
             raise BadRequest(f"cannot run {launch['argv']} in {launch['cwd']}: {error}") from error
 
@@ -189,8 +166,7 @@ class KeeperProcess:
             self._watch_tap(self._tap)
         elif source == self._signals.reader.fileno():
             self._signals.clear()
-            if self._child.check():
-                self._settle_until = time.monotonic() + SETTLE_S
+            self._check_child()
         elif source == self._child.output:
             self._copy_output()
         elif source == self._listener.fileno():
@@ -215,8 +191,10 @@ class KeeperProcess:
 
     def _advance(self) -> None:
         """Do what has become due."""
-        if self._ending is None and (self._signals.is_asked_to_end or self._lease.is_over):
-            self._end()
+        if self._ending is None and self._signals.is_asked_to_end:
+            self._end("its keeper was asked to end by SIGTERM")
+        if self._ending is None and self._lease.is_over:
+            self._end(f"no server came back for it within {self._lease.term_s:g} s")
         ending, now = self._ending, time.monotonic()
         if ending and ending.kill_at is not None and now >= ending.kill_at:
             ending.kill_at = None
@@ -241,18 +219,28 @@ class KeeperProcess:
     def _is_heard(self) -> bool:
         return self._tap is not None and self._tap.is_connected
 
+    def _check_child(self) -> None:
+        """Notice the end of the kernel."""
+        if self._child.check():
+            self._settle_until = time.monotonic() + SETTLE_S
+
     def _hear(self, tap: IopubTap) -> None:
         messages = tap.receive()
-        self._keep(messages, FLOOD_NOTICE_S if self._is_flood(messages) else NOTICE_S)
-        if any(map(is_idle, messages)):
+        statuses = [frames for frames in messages if is_status(frames)]
+        is_flood = self._is_flood(len(messages), has_status=bool(statuses))
+        self._keep(messages, FLOOD_NOTICE_S if is_flood else NOTICE_S)
+        for frames in statuses:
+            self._busyness.take(frames)
+        self._lease.set_busy(self._busyness.is_busy)
+        if any(map(is_idle, statuses)):
             self._notify()
 
-    def _is_flood(self, messages: Sequence[Sequence[bytes]]) -> bool:
+    def _is_flood(self, count: int, *, has_status: bool) -> bool:
         now = time.monotonic()
-        if any(map(is_status, messages)):
+        if has_status:
             self._flood.end(now)
             return False
-        return self._flood.took(len(messages), now)
+        return self._flood.took(count, now)
 
     def _keep(self, messages: Sequence[Sequence[bytes]], notice_s: float = NOTICE_S) -> None:
         """Write them, and what waited; whoever follows is told afterwards, within a time."""
@@ -300,6 +288,8 @@ class KeeperProcess:
         if self._child.output >= 0:
             self._copy_output()
         self._is_exit_told = True
+        self._lease.set_busy(False)
+        self._write_exit()
         self._tell_all(self._exited())
 
     def _hear_out(self, tap: IopubTap) -> None:
@@ -313,11 +303,29 @@ class KeeperProcess:
     def _exited(self) -> dict[str, Any]:
         return {"event": "exited", "returncode": self._child.returncode, "lost": self._lost}
 
-    def _end(self) -> _Ending:
+    def _write_exit(self) -> None:
+        """Have the next server know how the kernel ended, however late it comes."""
+        self._about["exit"] = {
+            "returncode": self._child.returncode,
+            "lost": self._lost,
+            "reason": self._ended_for,
+            "ended_us": time.time_ns() // 1000,
+            "limits": self._limits,
+        }
+        try:
+            place.write_about(self._directory, self._about)
+        except OSError:
+            pass  # the disk is full, and the server reads what there is all the same
+
+    def _end(self, reason: str) -> _Ending:
         """Begin to end the kernel, politely at first."""
         if self._ending is None:
-            self._ending = _Ending(time.monotonic() + self._grace_s)
-            self._child.signal(signal.SIGTERM)
+            kill_at = time.monotonic() + self._grace_s
+            self._ending = _Ending(kill_at, keeps_files=bool(self._launch["keeps_files"]))
+            # It may have ended by itself just now: then that is how it ended, and not for this reason.
+            self._check_child()
+            if self._child.signal(signal.SIGTERM):
+                self._ended_for = reason
         return self._ending
 
     def _finish(self, ending: _Ending) -> None:
@@ -410,9 +418,10 @@ class KeeperProcess:
             case "launch":
                 return {"launch": self._launch["launch"]}
             case "release":
-                ending = self._end()
+                ending = self._end("a server released it")
+                keeps_files = bool(request.get("keep_files"))
+                ending.keeps_files = keeps_files or (ending.keeps_files and bool(ending.asked))
                 ending.asked.append((connection, request.get("id")))
-                ending.keeps_files |= bool(request.get("keep_files"))
                 return None
             case op:
                 raise BadRequest(f"no such op: {op!r}")
@@ -444,69 +453,8 @@ class KeeperProcess:
         }
 
 
-def main(argv: Sequence[str]) -> int:
-    """Read the launch from the server that asks, start the kernel, and keep it."""
-    signals = Signals()
-    directory = Path(argv[0])
-    descriptor = int(argv[1])
-    os.set_inheritable(descriptor, False)
-    server = socket.socket(fileno=descriptor)
-    received = _received_with_launch(server)
-    if received is None:
-        return 1
-    line, _, rest = received.partition(b"\n")
-    request = json.loads(line)
-    try:
-        keeper = KeeperProcess(directory, Connection(server, rest), request, signals)
-    except Exception as error:
-        print(f"himalia keeper: {error}", file=sys.stderr, flush=True)
-        _refuse(server, request, error)
-        return 1
-    keeper.run()
-    return 0
-
-
-def _received_with_launch(server: socket.socket) -> bytes | None:
-    """The line that says what to launch, and what came with it; None if the server has gone before."""
-    server.settimeout(LAUNCH_WITHIN_S)
-    received = bytearray()
-    try:
-        while b"\n" not in received[-(1 << 16) :] and len(received) <= LINE_BYTES_MAX:
-            data = server.recv(1 << 16)
-            if not data:
-                return None
-            received += data
-    except OSError:
-        return None
-    return bytes(received)
-
-
-def _refuse(server: socket.socket, request: dict[str, Any], error: Exception) -> None:
-    try:
-        server.setblocking(True)
-        server.sendall(
-            json.dumps({"id": request.get("id"), "ok": False, "error": str(error)}).encode() + b"\n"
-        )
-    except OSError:
-        pass
-
-
 def _signum(value: Any) -> int:
     # Not by the enumeration, which lacks most real-time signals, and 0, which only asks.
     if not isinstance(value, int) or not 0 <= value < signal.NSIG:
         raise BadRequest(f"no such signal: {value!r}")
     return value
-
-
-def _listen(path: Path) -> socket.socket:
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        path.unlink(missing_ok=True)
-        listener.bind(str(path))
-        os.chmod(path, 0o600)
-        listener.listen()
-        listener.setblocking(False)
-    except BaseException:
-        listener.close()
-        raise
-    return listener

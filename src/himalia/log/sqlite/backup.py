@@ -13,9 +13,12 @@ import msgspec
 from himalia.errors import ConfigurationError
 from himalia.log.sqlite.connection import connect, connect_reader
 from himalia.log.sqlite.failures import corrupt, translated
-from himalia.log.sqlite.files import create_private, make_directory, sync
-from himalia.log.sqlite.lock import FileLock
-from himalia.log.sqlite.schema import check
+from himalia.log.sqlite.files import create_private, make_directory, real_path, sync
+from himalia.log.sqlite.last_name import check_last_name, forget_name
+from himalia.log.sqlite.lock import FileLock, is_owned
+from himalia.log.sqlite.schema import RENEW_EPOCHS, check
+from himalia.log.sqlite.wal import find_loss
+from himalia.topics import AUDIT_TOPIC
 
 Progress = Callable[[int, int], None]
 """Called now and then with bytes done and bytes in all (an estimate)."""
@@ -38,11 +41,18 @@ def backup(log_path: Path, target: Path, *, progress: Progress | None = None) ->
     name, so a file called ``target`` is a good backup. Refuses to overwrite (``ConfigurationError``).
     """
     _must_exist(log_path, "log")
+    if not is_owned(log_path) and find_loss(real_path(log_path)) is not None:
+        raise corrupt(log_path, "its write-ahead log is, and records that were acknowledged are missing")
+    with translated(log_path):
+        check_last_name(real_path(log_path))
+    if not target.parent.is_dir():
+        raise ConfigurationError(f"there is no directory {target.parent}: create it first", path=str(target))
     _must_not_exist(target, "name another file for the backup")
     partial = Path(f"{target}.partial")
     with _partial_file(partial):
         with translated(log_path):
             _vacuum_into(log_path, partial, progress)
+            _mark_closed(partial)
         report = _verify(partial)
         _must_not_exist(target, "name another file for the backup")
         with translated(target):
@@ -61,11 +71,16 @@ def restore(
     """
     _must_exist(backup_path, "backup")
     _verify(backup_path)
+    # The file is replaced, not a symbolic link to it.
+    asked_path, log_path = log_path, real_path(log_path)
     with translated(log_path):
         make_directory(log_path.parent)
         lock = FileLock(log_path)
         lock.acquire()
     try:
+        with translated(log_path):
+            if log_path.exists():
+                lock.acquire_file()
         if not force:
             _must_not_exist(log_path, "restoring would replace it; use --force if that is meant")
         partial = Path(f"{log_path}.partial")
@@ -81,7 +96,7 @@ def restore(
                 _put_in_place(partial, log_path)
     finally:
         lock.release()
-    return msgspec.structs.replace(report, path=log_path)
+    return msgspec.structs.replace(report, path=asked_path)
 
 
 def _vacuum_into(log_path: Path, partial: Path, progress: Progress | None) -> None:
@@ -109,26 +124,55 @@ def _copy(backup_path: Path, partial: Path, progress: Progress | None) -> None:
         source.backup(copy, pages=_PAGES_PER_REPORT, progress=report)
 
 
+def _mark_closed(path: Path) -> None:
+    """A copy is not in use by the name of the original."""
+    with closing(connect(path)) as db:
+        forget_name(db)
+
+
 def _renew_epochs(path: Path) -> None:
     with closing(connect(path)) as db:
         db.execute("PRAGMA journal_mode = DELETE")
-        db.execute("UPDATE topics SET epoch = lower(hex(randomblob(8)))")
+        db.execute(RENEW_EPOCHS)
+        forget_name(db)
 
 
 def _verify(path: Path) -> BackupReport:
     """Read the whole file and see that it is a sound log."""
     with translated(path), closing(connect_reader(path)) as db:
         check(db, path, may_be_new=False)
-        problems = [text for (text,) in db.execute("PRAGMA quick_check(1)") if text != "ok"]
+        problems = [text for (text,) in db.execute("PRAGMA integrity_check(1)") if text != "ok"]
         if problems:
             raise corrupt(path, problems[0])
+        _check_records(db, path)
         topics, records = db.execute(
             """
             SELECT count(*), coalesce(sum(end - first), 0)
-            FROM topics JOIN topic_state ON topic_state.topic = topics.id WHERE name IS NOT NULL
-            """
+            FROM topics JOIN topic_state ON topic_state.topic = topics.id WHERE name IS NOT NULL AND name != ?
+            """,
+            # The server's own, which lists do not show either.
+            (AUDIT_TOPIC,),
         ).fetchone()
         return BackupReport(path, path.stat().st_size, topics, records)
+
+
+# ``size`` counts an id's characters, of which there are at most as many as bytes.
+_UNSOUND = """
+    SELECT coalesce(name, 'a deleted topic'), count(offset), end - first, sum(size), bytes,
+        sum(size - length(headers) - length(payload) NOT BETWEEN 0 AND length(records.id)),
+        min(CASE WHEN json_valid(CAST(payload AS TEXT)) AND json_valid(CAST(headers AS TEXT)) THEN NULL ELSE offset END)
+    FROM topics JOIN topic_state ON topic_state.topic = topics.id LEFT JOIN records ON records.topic = topics.id
+    WHERE first < end GROUP BY topics.id
+"""
+
+
+def _check_records(db: sqlite3.Connection, path: Path) -> None:
+    """See that each topic has all its records, of the right size, and that they are JSON."""
+    for name, count, expected, size, size_expected, wrong, not_json in db.execute(_UNSOUND):
+        if (count, size, wrong) != (expected, size_expected, 0):
+            raise corrupt(path, f"topic {name!r} does not have the records that it should")
+        if not_json is not None:
+            raise corrupt(path, f"record {not_json} of topic {name!r} is not JSON")
 
 
 def _used_bytes(db: sqlite3.Connection) -> int:

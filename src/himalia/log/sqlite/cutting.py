@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 STEP_BYTES = 4 << 20
+NEVER_US = (1 << 63) - 1
 
 
 class Cut(msgspec.Struct, frozen=True, array_like=True):
@@ -28,8 +29,10 @@ class Cut(msgspec.Struct, frozen=True, array_like=True):
     """The oldest records go until they make up this many bytes; but never the newest one of all."""
     last: int
     """The offset of that one."""
-    remember: bool
-    """Whether a repeat of the records' ids must still be recognised."""
+    remember_since_us: int = NEVER_US
+    """Of records that are not older, a repeat of their ids must still be recognised."""
+    shift_us: int = 0
+    """By how much these records are dated later than their ages say."""
 
 
 class Removed(msgspec.Struct, frozen=True, array_like=True):
@@ -65,15 +68,18 @@ _MEASURE = """
 
 _RANGES = """
     SELECT json_extract(value, '$[0]') AS topic, json_extract(value, '$[1]') AS first,
-        json_extract(value, '$[2]') AS stop, json_extract(value, '$[3]') AS remember
+        json_extract(value, '$[2]') AS stop, json_extract(value, '$[3]') AS remember_since_us,
+        json_extract(value, '$[4]') AS shift_us
     FROM json_each(:ranges)
 """
 
 _REMEMBER = f"""
     INSERT OR REPLACE INTO trimmed_ids
-    SELECT ts_us, records.topic, offset, id FROM ({_RANGES}) AS cut CROSS JOIN records
+    SELECT ts_us - shift_us, records.topic, offset, id,
+        CASE WHEN json_valid(CAST(headers AS TEXT)) THEN json_extract(CAST(headers AS TEXT), '$.caller') END
+    FROM ({_RANGES}) AS cut CROSS JOIN records
     ON records.topic = cut.topic AND offset >= cut.first AND offset < cut.stop
-    WHERE cut.remember AND ts_us >= :since_us
+    WHERE ts_us >= cut.remember_since_us
 """
 
 _REMOVE = f"""
@@ -92,29 +98,26 @@ _decode_removed = msgspec.json.Decoder(list[Removed]).decode
 _decode_pairs = msgspec.json.Decoder(list[tuple[int, int]]).decode
 
 
-def cut(db: sqlite3.Connection, cuts: Sequence[Cut], *, remember_since_us: int) -> dict[int, Removed]:
-    """Remove records, inside the caller's transaction. Returns what went, by topic; the caller saves that.
-
-    Ids of records that are not older than ``remember_since_us`` are kept aside.
-    """
+def cut(db: sqlite3.Connection, cuts: Sequence[Cut]) -> dict[int, Removed]:
+    """Remove records, inside the caller's transaction. Returns what went, by topic; the caller saves that."""
     given = {"cuts": _json(cuts), "step_bytes": STEP_BYTES}
     removed = _decode_removed(db.execute(_MEASURE, given).fetchone()[0])
-    remembering = {cut.topic for cut in cuts if cut.remember}
-    ranges = _json([(r.topic, r.first - r.count, r.first, r.topic in remembering) for r in removed])
-    if remembering:
-        db.execute(_REMEMBER, {"ranges": ranges, "since_us": remember_since_us})
+    remember = {cut.topic: (cut.remember_since_us, cut.shift_us) for cut in cuts}
+    ranges = _json([(r.topic, r.first - r.count, r.first, *remember[r.topic]) for r in removed])
+    if any(since_us < NEVER_US for since_us, _ in remember.values()):
+        db.execute(_REMEMBER, {"ranges": ranges})
     db.execute(_REMOVE, {"ranges": ranges})
     return {r.topic: r for r in removed}
 
 
 def first_times(db: sqlite3.Connection, removed: Iterable[Removed]) -> dict[int, int]:
     """The time of the first record that is kept, by topic, for those that still have one."""
-    ranges = _json([(r.topic, 0, r.first, False) for r in removed])
+    ranges = _json([(r.topic, 0, r.first) for r in removed])
     return dict(_decode_pairs(db.execute(_FIRST_TIMES, {"ranges": ranges}).fetchone()[0]))
 
 
 def forget_ids(db: sqlite3.Connection, before_us: int, limit: int) -> int | None:
-    """Drop ids kept aside that no longer count, and return the time of the oldest that is left, if any."""
+    """Drop ids kept aside that no longer count, and return the age of the oldest that is left, if any."""
     db.execute(
         """
         DELETE FROM trimmed_ids WHERE (ts_us, topic, offset) IN (
@@ -126,26 +129,33 @@ def forget_ids(db: sqlite3.Connection, before_us: int, limit: int) -> int | None
     return oldest_id_us(db)
 
 
+def take_back_ids(db: sqlite3.Connection, taken_us: int, age_us: int) -> None:
+    """Ages were taken back: have ids kept aside that would be newer than now count from when they were stored."""
+    db.execute("UPDATE trimmed_ids SET ts_us = ts_us - ? WHERE ts_us > ?", (taken_us, age_us))
+
+
 def oldest_id_us(db: sqlite3.Connection) -> int | None:
     (oldest_us,) = db.execute("SELECT min(ts_us) FROM trimmed_ids").fetchone()
     return None if oldest_us is None else int(oldest_us)
 
 
-def erase_rest(db: sqlite3.Connection, topic: int, limit: int) -> bool:
-    """Remove what a deleted topic without records leaves behind. Returns whether that was all."""
-    producers = db.execute(
-        """
-        DELETE FROM producers WHERE topic = :topic AND producer IN (
-            SELECT producer FROM producers WHERE topic = :topic LIMIT :limit
-        )
-        """,
-        {"topic": topic, "limit": limit},
-    )
-    if producers.rowcount >= limit:
-        return False
+def erase_producers(db: sqlite3.Connection, topic: int, limit: int) -> list[str]:
+    """Remove so many producers of a deleted topic; returns which. Fewer than the limit were the last."""
+    rows = db.execute(
+        "SELECT producer FROM producers WHERE topic = ? ORDER BY producer LIMIT ?", (topic, limit)
+    ).fetchall()
+    names = [name for (name,) in rows]
+    if names:
+        db.execute("DELETE FROM producers WHERE topic = ? AND producer <= ?", (topic, names[-1]))
+    return names
+
+
+def erase_rest(db: sqlite3.Connection, topic: int) -> None:
+    """Remove what a deleted topic without records and producers leaves behind."""
+    db.execute("DELETE FROM trimmed_ids WHERE topic = ?", (topic,))
+    db.execute("DELETE FROM eras WHERE topic = ?", (topic,))
     db.execute("DELETE FROM topic_state WHERE topic = ?", (topic,))
     db.execute("DELETE FROM topics WHERE id = ?", (topic,))
-    return True
 
 
 def _json(value: object) -> str:

@@ -22,6 +22,11 @@ def create_private(path: Path) -> None:
         sync(path.parent)
 
 
+def real_path(path: Path) -> Path:
+    """Where symbolic links lead: SQLite puts its write-ahead log beside that file."""
+    return Path(os.path.realpath(path))
+
+
 def sync(path: Path) -> None:
     """Have what was written to the file, or the names in the directory, survive a crash."""
     descriptor = os.open(path, os.O_RDONLY)

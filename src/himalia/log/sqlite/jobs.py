@@ -35,15 +35,18 @@ class AppendJob:
 
 
 class CreateJob:
-    __slots__ = ("future", "retention", "topic")
+    __slots__ = ("future", "owner", "retention", "topic")
 
-    def __init__(self, future: asyncio.Future[TopicInfo], topic: str, retention: Retention | None) -> None:
+    def __init__(
+        self, future: asyncio.Future[TopicInfo], topic: str, retention: Retention | None, owner: str | None
+    ) -> None:
         self.future = future
         self.topic = topic
         self.retention = retention
+        self.owner = owner
 
     def stage(self, group: Group) -> TopicInfo:
-        return group.create(self.topic, self.retention)
+        return group.create(self.topic, self.retention, self.owner)
 
 
 class DeleteJob:
@@ -63,6 +66,15 @@ class SettleJob:
     __slots__ = ("future",)
 
     def __init__(self, future: asyncio.Future[None]) -> None:
+        self.future = future
+
+
+class ConfirmClockJob:
+    """Done when the log goes by the wall clock; answered with what was doubted of that before."""
+
+    __slots__ = ("future",)
+
+    def __init__(self, future: asyncio.Future[str | None]) -> None:
         self.future = future
 
 

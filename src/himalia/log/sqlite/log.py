@@ -10,15 +10,25 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from himalia.errors import LogUnavailable, TopicNotFound
+from himalia.log.clock import SystemTime, TimeSource
 from himalia.log.columns import Columns
 from himalia.log.contract import Appended, Batch, Chunk, Health, LogStats
-from himalia.log.sqlite.files import length
-from himalia.log.sqlite.jobs import AppendJob, CreateJob, DeleteJob, Job, News, SettleJob, StopJob
+from himalia.log.sqlite.files import length, real_path
+from himalia.log.sqlite.jobs import (
+    AppendJob,
+    ConfirmClockJob,
+    CreateJob,
+    DeleteJob,
+    Job,
+    News,
+    SettleJob,
+    StopJob,
+)
 from himalia.log.sqlite.reader import Reader
 from himalia.log.sqlite.writer import Writer, WriterOptions
 from himalia.log.tail import RecentRecords, within
 from himalia.log.watching import LocalWatch, Watchers
-from himalia.record import Position, Record, Retention, TopicInfo, now_us
+from himalia.record import Position, Record, Retention, TopicInfo
 from himalia.topics import check_name
 
 COMMIT_SECONDS_KEPT = 65_536
@@ -50,7 +60,9 @@ class SqliteLog:
         retention_wait: float = 1.0,
         retention_paused: bool = False,
         topics_max: int = 100_000,
-        clock: Callable[[], int] = now_us,
+        producers_max: int = 1_000_000,
+        producer_age_s: float = 30 * 86400.0,
+        clock: TimeSource | None = None,
         recent_bytes_max: int = 16 << 20,
         recent_count_max: int = 65_536,
         probe_interval_s: float = 1.0,
@@ -64,8 +76,10 @@ class SqliteLog:
             dedup_window_s=dedup_window_s,
             dedup_ids_max=dedup_ids_max,
             topics_max=topics_max,
+            producers_max=producers_max,
+            producer_age_s=producer_age_s,
             probe_interval_s=probe_interval_s,
-            clock=clock,
+            clock=clock or SystemTime(),
         )
         self._writer: Writer | None = None
         self._reader = Reader(self._path, threads=READ_THREADS)
@@ -96,7 +110,7 @@ class SqliteLog:
             opening.add_done_callback(lambda done: None if done.exception() else writer.shut())
             raise
         self._topics = {info.name: info for info in topics}
-        self._health = Health(ok=True)
+        self._health = writer.health
         self._writer = writer
         self._ended.clear()
         writer.start(lambda: _call(loop, self._ended.set))
@@ -151,9 +165,11 @@ class SqliteLog:
         self._open_writer()
         return [self._topics[name] for name in sorted(self._topics)]
 
-    async def create(self, topic: str, retention: Retention | None = None) -> TopicInfo:
+    async def create(
+        self, topic: str, retention: Retention | None = None, owner: str | None = None
+    ) -> TopicInfo:
         check_name(topic)
-        return await self._submit(lambda future: CreateJob(future, topic, retention))
+        return await self._submit(lambda future: CreateJob(future, topic, retention, owner))
 
     async def delete(self, topic: str) -> TopicInfo:
         return await self._submit(lambda future: DeleteJob(future, topic))
@@ -176,7 +192,7 @@ class SqliteLog:
             duplicates=self._duplicates,
             failures=self._failures,
             commit_seconds=seconds,
-            disk_bytes=length(self._path) + length(f"{self._path}-wal"),
+            disk_bytes=length(self._path) + length(f"{real_path(self._path)}-wal"),
             waiting_topics=self._writer.spared.waiting_topics if self._writer is not None else 0,
             steps=self._steps,
         )
@@ -185,7 +201,10 @@ class SqliteLog:
         """Remove now what retention does not keep, and erase deleted topics; returns when that is done."""
         await self._submit(SettleJob)
 
-    async def _submit(self, job: Callable[[asyncio.Future[T]], Job | SettleJob]) -> T:
+    async def confirm_clock(self) -> str | None:
+        return await self._submit(ConfirmClockJob)
+
+    async def _submit(self, job: Callable[[asyncio.Future[T]], Job | SettleJob | ConfirmClockJob]) -> T:
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._open_writer().submit(job(future))
         return await future

@@ -80,8 +80,65 @@ _V2 = (
     """,
 )
 
-MIGRATIONS = (_V1, _V2)
+# The caller whose topic it is: the one who started the kernel that writes to it.
+_V3 = ("ALTER TABLE topics ADD COLUMN owner TEXT",)
+
+# What the log's clock knew at its last look, and which records were stored before the clock was set: those before
+# ``stop``. From here on the column ts_us of trimmed_ids is an age; see ``himalia.log.clock``.
+_V4 = (
+    """
+    CREATE TABLE clock (
+        one INTEGER PRIMARY KEY CHECK (one = 1),
+        boot_id TEXT,
+        steady_us INTEGER NOT NULL,
+        log_us INTEGER NOT NULL,
+        age_us INTEGER NOT NULL,
+        held_until_us INTEGER,
+        doubt TEXT,
+        jump_us INTEGER NOT NULL
+    )
+    """,
+    """
+    CREATE TABLE eras (
+        topic INTEGER NOT NULL,
+        stop INTEGER NOT NULL,
+        shift_us INTEGER NOT NULL,
+        PRIMARY KEY (topic, stop)
+    ) WITHOUT ROWID
+    """,
+)
+
+# Whose id it is, as the header of its record said.
+_V5 = ("ALTER TABLE trimmed_ids ADD COLUMN caller TEXT",)
+
+# How much of ``age_us`` can still be taken back; see ``himalia.log.clock``.
+_V6 = ("ALTER TABLE clock ADD COLUMN assumed_us INTEGER NOT NULL DEFAULT 0",)
+
+# When a producer's last batch was stored, as an age; see ``himalia.log.clock``. Those of earlier versions count as used
+# now, so that none is forgotten by the upgrade. And how many producers each caller has: before the NUL in their names.
+_V7 = (
+    "ALTER TABLE producers ADD COLUMN age_us INTEGER NOT NULL DEFAULT 0",
+    """
+    UPDATE producers SET age_us = coalesce(
+        (SELECT age_us FROM clock), CAST(strftime('%s', 'now') AS INTEGER) * 1000000
+    )
+    """,
+    "CREATE TABLE producer_counts (caller TEXT PRIMARY KEY, count INTEGER NOT NULL) WITHOUT ROWID",
+    """
+    INSERT INTO producer_counts
+    SELECT substr(producer, 1, instr(producer, char(0)) - 1), count(*) FROM producers
+    WHERE instr(producer, char(0)) > 0 GROUP BY 1
+    """,
+)
+
+# By which name the file is in use; see ``last_name``.
+_V8 = ("CREATE TABLE opened (one INTEGER PRIMARY KEY CHECK (one = 1), path BLOB NOT NULL)",)
+
+MIGRATIONS = (_V1, _V2, _V3, _V4, _V5, _V6, _V7, _V8)
 """Applied in order, each in one transaction; the file's ``user_version`` counts those it has."""
+
+
+RENEW_EPOCHS = "UPDATE topics SET epoch = lower(hex(randomblob(8)))"
 
 
 def migrate(db: sqlite3.Connection, path: Path) -> None:

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import sqlite3
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from himalia.log.ids import StoredId
-from himalia.log.sqlite.connection import connect, prepare_to_write
-from himalia.log.sqlite.schema import check, migrate
+import msgspec
+
+from himalia.log.clock import SavedClock
+from himalia.log.ids import StoredId, scoped
+from himalia.log.producers import ProducerMark
+from himalia.log.sqlite.connection import BUSY_TIMEOUT_S, connect, prepare_to_write
+from himalia.log.sqlite.failures import corrupt
+from himalia.log.sqlite.schema import RENEW_EPOCHS, check, migrate
+from himalia.log.sqlite.wal import Evidence, Loss
 from himalia.log.sqlite.wide import WideInsert
-from himalia.log.staging import Group, ProducerMark, Staged, TopicState
+from himalia.log.staging import Era, Group, Staged, TopicState
 from himalia.record import Retention
 
 PRODUCERS_REMEMBERED = 65_536
@@ -22,20 +28,26 @@ SHRINK_PAGES_MIN = 16_384
 """Free pages (64 MiB) below which the file is not shrunk: they will be used again."""
 
 _insert_records = WideInsert("records", 7)
-_insert_topics = WideInsert("topics", 7)
+_insert_topics = WideInsert("topics", 8)
 _save_states = WideInsert("topic_state", 6, verb="INSERT OR REPLACE")
-_save_producers = WideInsert("producers", 6, verb="INSERT OR REPLACE")
+_insert_eras = WideInsert("eras", 3)
+_save_producers = WideInsert("producers", 7, verb="INSERT OR REPLACE")
+_save_producer_counts = WideInsert("producer_counts", 2, verb="INSERT OR REPLACE")
 
 
 class Store:
     """The write connection. Used by one thread; raises ``sqlite3.Error``."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, evidence: Evidence | None = None) -> None:
+        """``evidence`` is of the write-ahead log, at the start; ``loss`` then says what is missing."""
         self.path = path
         self.db = connect(path)
+        self.loss: Loss | None = None
         try:
             # Before anything is set, and so written: it may be somebody else's file.
             check(self.db, path)
+            if evidence is not None:
+                self.loss = evidence.loss_in(self.db)
             prepare_to_write(self.db, path)
             migrate(self.db, path)
         except BaseException:
@@ -70,10 +82,13 @@ class Store:
             self._write_topics(group.staged)
             self._write_records(group.staged)
             self._write_producers(group.staged)
+            self.save_producer_counts(group.producer_counts)
             self.save_states([staged.state for staged in group.staged])
         for staged in group.staged:
             for producer, mark in staged.marks.items():
                 self._remember(staged.state.id, producer, mark)
+            for producer in staged.claimed:
+                self._producers.pop((staged.state.id, producer), None)
 
     def save_states(self, states: Sequence[TopicState]) -> None:
         values: list[Any] = []
@@ -85,7 +100,10 @@ class Store:
         mark = self._producers.get((topic, producer))
         if mark is None:
             row = self.db.execute(
-                "SELECT sequence, first_offset, count, ts_us FROM producers WHERE topic = ? AND producer = ?",
+                """
+                SELECT sequence, first_offset, count, ts_us, age_us FROM producers
+                WHERE topic = ? AND producer = ?
+                """,
                 (topic, producer),
             ).fetchone()
             if row is None:
@@ -94,38 +112,98 @@ class Store:
             self._remember(topic, producer, mark)
         return mark
 
+    def producers_after(self, topic: int, producer: str, limit: int) -> list[tuple[int, str, int]]:
+        """Topics, names and ages of the producers that follow this one in the table."""
+        return self.db.execute(
+            """
+            SELECT topic, producer, age_us FROM producers WHERE (topic, producer) > (?, ?)
+            ORDER BY topic, producer LIMIT ?
+            """,
+            (topic, producer, limit),
+        ).fetchall()
+
+    def forget_producers(self, named: Sequence[tuple[int, str]]) -> None:
+        """Inside the caller's transaction."""
+        self.db.executemany("DELETE FROM producers WHERE topic = ? AND producer = ?", named)
+        for topic_and_producer in named:
+            self._producers.pop(topic_and_producer, None)
+
+    def producer_counts(self) -> dict[str, int]:
+        return dict(self.db.execute("SELECT caller, count FROM producer_counts"))
+
+    def save_producer_counts(self, counts: Mapping[str, int]) -> None:
+        """Inside the caller's transaction."""
+        for caller in [caller for caller, count in counts.items() if not count]:
+            self.db.execute("DELETE FROM producer_counts WHERE caller = ?", (caller,))
+        _save_producer_counts(self.db, [value for item in counts.items() if item[1] for value in item])
+
     def topics(self) -> list[TopicState]:
         """All topics; those that are deleted and not erased yet have an empty name."""
         rows = self.db.execute(
             """
-            SELECT id, coalesce(name, ''), epoch, created_us,
-                retention_age_s, retention_bytes, retention_count, first, end, bytes, last_ts_us, first_ts_us
+            SELECT id, coalesce(name, ''), epoch, created_us, retention_age_s, retention_bytes, retention_count,
+                first, end, bytes, last_ts_us, first_ts_us, owner
             FROM topics JOIN topic_state ON topic_state.topic = topics.id
             """
         )
-        return [_state(*row) for row in rows]
+        states = [_state(*row) for row in rows]
+        eras: dict[int, list[Era]] = {}
+        for topic, stop, shift_us in self.db.execute("SELECT topic, stop, shift_us FROM eras ORDER BY stop"):
+            eras.setdefault(topic, []).append(Era(stop, shift_us))
+        for state in states:
+            state.eras = tuple(eras.get(state.id, ()))
+        return states
+
+    def load_clock(self) -> SavedClock | None:
+        row = self.db.execute(
+            "SELECT boot_id, steady_us, log_us, age_us, held_until_us, doubt, jump_us, assumed_us FROM clock"
+        ).fetchone()
+        return None if row is None else SavedClock(*row)
+
+    def save_clock(self, clock: SavedClock) -> None:
+        """Inside the caller's transaction."""
+        self.db.execute(
+            "INSERT OR REPLACE INTO clock VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?)", msgspec.structs.astuple(clock)
+        )
+
+    def save_eras(self, states: Sequence[TopicState]) -> None:
+        """Make the eras of these topics what they are here, inside the caller's transaction."""
+        for state in states:
+            self.db.execute("DELETE FROM eras WHERE topic = ?", (state.id,))
+        rows = [
+            value for state in states for era in state.eras for value in (state.id, era.stop, era.shift_us)
+        ]
+        _insert_eras(self.db, rows)
 
     def last_topic_id(self) -> int:
         row = self.db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'topics'").fetchone()
         return int(row[0]) if row else 0
 
-    def newest_ids(self, topic: int, after_us: int, limit: int) -> Iterator[StoredId]:
-        """Ids of a topic's records younger than that, the newest first."""
+    def newest_ids(self, topic: int, limit: int) -> Iterator[tuple[str, int, int, bytes]]:
+        """Ids, offsets, times and headers of a topic's records, the newest first."""
         rows = self.db.execute(
-            "SELECT id, offset, ts_us FROM records WHERE topic = ? ORDER BY offset DESC LIMIT ?",
+            "SELECT id, offset, ts_us, headers FROM records WHERE topic = ? ORDER BY offset DESC LIMIT ?",
             (topic, limit),
         )
-        for id, offset, ts_us in rows:
-            if ts_us <= after_us:
-                return
-            yield StoredId(topic, id.decode(), offset, ts_us)
+        for id, offset, ts_us, headers in rows:
+            yield id.decode(), offset, ts_us, headers
 
-    def trimmed_ids(self, after_us: int) -> Iterator[StoredId]:
+    def trimmed_ids(self, after_us: int, shift_us: int) -> Iterator[StoredId]:
         rows = self.db.execute(
-            "SELECT topic, id, offset, ts_us FROM trimmed_ids WHERE ts_us > ?", (after_us,)
+            "SELECT topic, id, offset, ts_us, caller FROM trimmed_ids WHERE ts_us > ?", (after_us,)
         )
-        for topic, id, offset, ts_us in rows:
-            yield StoredId(topic, id.decode(), offset, ts_us)
+        for topic, id, offset, age_us, caller in rows:
+            yield StoredId(topic, scoped(caller, id.decode()), offset, age_us + shift_us, age_us)
+
+    def check_whole(self) -> None:
+        """Raise ``LogCorrupt`` unless the file is a sound database. Reads all of it."""
+        for (text,) in self.db.execute("PRAGMA quick_check(1)"):
+            if text != "ok":
+                raise corrupt(self.path, text)
+
+    def renew_epochs(self) -> None:
+        with self.transaction():
+            self.db.execute(RENEW_EPOCHS)
 
     def shrink(self, pages: int) -> bool:
         """Give free pages back to the disk if most of the file is free. Returns whether there are more."""
@@ -148,6 +226,15 @@ class Store:
         """Move everything into the main file and empty the write-ahead log, as far as readers allow."""
         self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
+    def empty_wal(self) -> bool:
+        """The same without waiting for readers; returns whether it is empty."""
+        self.db.execute("PRAGMA busy_timeout = 0")
+        try:
+            (busy, _frames, _moved) = self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        finally:
+            self.db.execute(f"PRAGMA busy_timeout = {round(BUSY_TIMEOUT_S * 1000)}")
+        return not busy
+
     def _write_topics(self, all_staged: Sequence[Staged]) -> None:
         deleted = [s.state.id for s in all_staged if s.deleted and not s.created]
         # Before the new ones: a name may be freed and taken again in one group.
@@ -159,15 +246,15 @@ class Store:
                 state = staged.state
                 kept = state.retention
                 name = None if staged.deleted else state.name
-                values += (state.id, name, state.epoch, state.created_us, kept.age_s, kept.bytes, kept.count)
+                values += (state.id, name, state.epoch, state.created_us)
+                values += (kept.age_s, kept.bytes, kept.count, state.owner)
         _insert_topics(self.db, values)
 
     def _write_records(self, all_staged: Sequence[Staged]) -> None:
         values: list[Any] = []
         for staged in all_staged:
             number = staged.state.id
-            for r in staged.records:
-                size = len(r.id) + len(r.headers) + len(r.payload)
+            for r, size in zip(staged.records, staged.sizes, strict=True):
                 # As bytearrays: sqlite3 looks for an adapter for every bytes value, which takes longer than
                 # copying and binding it.
                 id, headers, payload = bytearray(r.id.encode()), bytearray(r.headers), bytearray(r.payload)
@@ -185,7 +272,11 @@ class Store:
                     mark.first_offset,
                     mark.count,
                     mark.ts_us,
+                    mark.age_us,
                 )
+            for producer in staged.claimed:
+                given = (staged.state.id, producer)
+                self.db.execute("DELETE FROM producers WHERE topic = ? AND producer = ?", given)
         _save_producers(self.db, values)
 
     def _remember(self, topic: int, producer: str, mark: ProducerMark) -> None:

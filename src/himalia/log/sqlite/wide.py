@@ -27,15 +27,15 @@ class WideInsert:
     """``INSERT OR REPLACE`` (or another verb) of whole rows, whose first column is never NULL."""
 
     def __init__(self, table: str, columns: int, *, verb: str = "INSERT") -> None:
-        assert columns * ROWS_MAX <= VARIABLES_MAX
         self._head = f"{verb} INTO {table} SELECT * FROM (VALUES "
         self._row = f"({','.join('?' * columns)})"
         self._columns = columns
+        self._rows_max = max(size for size in _SIZES if columns * size <= VARIABLES_MAX)
         self._statements: dict[int, str] = {}
 
     def __call__(self, db: sqlite3.Connection, values: Sequence[Any]) -> None:
         """Insert the rows whose values follow each other in ``values``."""
-        per_statement = ROWS_MAX * self._columns
+        per_statement = self._rows_max * self._columns
         if len(values) <= per_statement:
             self._insert(db, list(values))
             return

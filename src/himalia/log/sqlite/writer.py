@@ -20,18 +20,22 @@ from queue import Empty, SimpleQueue
 import msgspec
 
 from himalia.errors import HimaliaError, InternalError, LogUnavailable, MessageTooLarge
+from himalia.log.clock import LogClock, TimeSource
 from himalia.log.contract import Health
 from himalia.log.ids import RecentIds
+from himalia.log.producers import ProducerMark, Producers
 from himalia.log.sparing import Spared
 from himalia.log.sqlite.failures import is_of_the_file, replaced, translate, translated
-from himalia.log.sqlite.files import create_private, make_directory
-from himalia.log.sqlite.jobs import Job, NewRecords, News, Outcome, SettleJob, StopJob
+from himalia.log.sqlite.files import create_private, make_directory, real_path
+from himalia.log.sqlite.jobs import ConfirmClockJob, Job, NewRecords, News, Outcome, SettleJob, StopJob
+from himalia.log.sqlite.last_name import check_last_name, forget_name, save_name
 from himalia.log.sqlite.loading import load_ids, load_topics
 from himalia.log.sqlite.lock import FileLock
 from himalia.log.sqlite.retention import Upkeep
 from himalia.log.sqlite.schema import check_length
 from himalia.log.sqlite.store import Store
-from himalia.log.staging import Group, ProducerMark, Staged, World
+from himalia.log.sqlite.wal import Loss, examine
+from himalia.log.staging import Group, Staged, World
 from himalia.record import Retention, TopicInfo
 
 logger = logging.getLogger(__name__)
@@ -40,8 +44,13 @@ GROUP_MAX = 4096
 """Records, or batches, stored together at most."""
 GROUP_BYTES_MAX = 8 << 20
 LOOK_INTERVAL_S = 1.0
-"""How long not to see whether the file is still the one that was opened, at most: SQLite would go on writing to a
-removed one, and everything written would be lost."""
+"""How long not to see whether the file is still the one that was opened, at most (SQLite would go on writing to a
+removed one, and everything written would be lost), nor what the clock says."""
+CLOCK_LINES_EVERY_S = 60.0
+ERASE_AT_STOP_S = 2.0
+ERASE_ROWS = 5000
+
+AnyJob = Job | SettleJob | ConfirmClockJob | StopJob
 
 
 class WriterOptions(msgspec.Struct, frozen=True):
@@ -52,8 +61,10 @@ class WriterOptions(msgspec.Struct, frozen=True):
     dedup_window_s: float
     dedup_ids_max: int
     topics_max: int
+    producers_max: int
+    producer_age_s: float
     probe_interval_s: float
-    clock: Callable[[], int]
+    clock: TimeSource
 
 
 class Writer:
@@ -63,9 +74,8 @@ class Writer:
         self._path = path
         self._options = options
         self._tell = tell
-        self._queue: SimpleQueue[Job | SettleJob | StopJob] = SimpleQueue()
+        self._queue: SimpleQueue[AnyJob] = SimpleQueue()
         self._lock = FileLock(path)
-        self._inode = 0
         # None after a failure, until the next attempt.
         self._store: Store | None = None
         self._problem: LogUnavailable | None = None
@@ -73,13 +83,26 @@ class Writer:
         self._next_look_s = 0.0
         self._stopping = False
         self._settling: list[SettleJob] = []
+        self._confirming: list[ConfirmClockJob] = []
+        self._clock = LogClock(options.clock)
+        self._has_started = False
+        self._warning: str | None = None
+        self._lost: str | None = None
+        self._next_clock_line_s = 0.0
         ids = RecentIds(window_s=options.dedup_window_s, ids_max=options.dedup_ids_max)
-        self._world = World(ids, topics_max=options.topics_max, find_producer=self._find_producer)
+        producers = Producers(
+            count_max=options.producers_max,
+            age_s=options.producer_age_s,
+            dedup_window_s=options.dedup_window_s,
+        )
+        self._world = World(
+            ids, topics_max=options.topics_max, producers=producers, find_producer=self._find_producer
+        )
         self._upkeep = Upkeep(
             self._world,
             options.retention,
             options.retention_interval_s,
-            options.clock,
+            self._clock,
             spared=Spared(options.retention_wait, is_paused=options.retention_paused),
         )
 
@@ -88,18 +111,38 @@ class Writer:
         with translated(self._path):
             if self._path.is_dir():
                 raise IsADirectoryError(errno.EISDIR, "it is a directory")
-            make_directory(self._path.parent)
+            file = real_path(self._path)
+            make_directory(file.parent)
             self._lock.acquire()
             try:
-                create_private(self._path)
-                check_length(self._path)
-                self._load(Store(self._path))
-                self._inode = os.stat(self._path).st_ino
+                create_private(file)
+                self._lock.acquire_file()
+                check_length(file)
+                evidence = examine(file)
+                check_last_name(file)
+                store = Store(self._path, evidence)
+                if store.loss is not None:
+                    self._on_loss(store, store.loss)
+                self._load(store)
+                save_name(store.db, file)
+                self._check_identity()
             except BaseException:
                 self._drop_store()
                 self._lock.release()
                 raise
         return [state.info() for state in self._world.topics.values()]
+
+    def _on_loss(self, store: Store, loss: Loss) -> None:
+        """Acknowledged records are missing: see that nothing else is, and use no offset again under its epoch."""
+        self._store = store
+        store.check_whole()
+        store.renew_epochs()
+        self._lost = (
+            f"acknowledged records are missing from the log {self._path}: its write-ahead log was damaged or removed "
+            f"(frames {loss.kept + 1} to {loss.committed}); every topic has a new epoch, so that readers are told. "
+            "Check the disk, and compare with a backup; this is said until the next start"
+        )
+        logger.error("%s", self._lost)
 
     def start(self, ended: Callable[[], None]) -> None:
         """Begin to write. ``ended`` is called in the thread after ``StopJob`` has been dealt with."""
@@ -108,7 +151,7 @@ class Writer:
             try:
                 while not self._stopping:
                     self._turn()
-                self._answer(self._settling, LogUnavailable("the log is closed"))
+                self._answer([*self._settling, *self._confirming], LogUnavailable("the log is closed"))
                 self.shut()
             finally:
                 ended()
@@ -120,13 +163,16 @@ class Writer:
     def spared(self) -> Spared:
         return self._upkeep.spared
 
-    def submit(self, job: Job | SettleJob | StopJob) -> None:
+    def submit(self, job: AnyJob) -> None:
         self._queue.put(job)
 
     def shut(self) -> None:
         """Leave the file complete in itself and let others have it."""
         if self._store is not None:
             try:
+                self._erase(self._store)
+                self._save_clock(self._store)
+                forget_name(self._store.db)
                 self._store.checkpoint()
             except sqlite3.Error:
                 # What was committed is in the write-ahead log and will be found there.
@@ -143,13 +189,22 @@ class Writer:
                 self._probe()
             else:
                 self._do_upkeep(stored)
-            self._settle()
+            if self._confirming:
+                self._confirm_clock()
+            if self._settling:
+                self._settle()
         except Exception as error:
             # A bug, not the disk: the jobs concerned have been answered. The state is read afresh, and not at
             # once, so that a bug that stays does not keep the processor busy.
             logger.exception("the writer of the log %s stumbled", self._path)
             self._drop_store()
             self._trouble(LogUnavailable(f"the log {self._path} stumbled over a bug: {error!r}"), [])
+
+    def _erase(self, store: Store) -> None:
+        """Erase deleted topics before the end, if that is soon done; the rest goes at the next start."""
+        deadline_s = time.monotonic() + ERASE_AT_STOP_S
+        while self._upkeep.is_erasing and time.monotonic() < deadline_s:
+            self._upkeep.step(store, ERASE_ROWS)
 
     # Gathering
 
@@ -178,9 +233,11 @@ class Writer:
             if job is not None:
                 yield job
 
-    def _sort(self, job: Job | SettleJob | StopJob) -> Job | None:
+    def _sort(self, job: AnyJob) -> Job | None:
         if isinstance(job, StopJob):
             self._stopping = True
+        elif isinstance(job, ConfirmClockJob):
+            self._confirming.append(job)
         elif isinstance(job, SettleJob):
             self._settling.append(job)
             self._upkeep.hurry()
@@ -196,7 +253,7 @@ class Writer:
         try:
             # Before the group looks at the world, which this may renew.
             self._reopen()
-            group = Group(self._world, self._options.clock())
+            group = Group(self._world, self._clock.now())
             outcomes = [self._stage(jobs[0], group)]
             while max(group.records, len(jobs)) < GROUP_MAX and group.size_bytes < GROUP_BYTES_MAX:
                 job = next(waiting, None)
@@ -271,7 +328,11 @@ class Writer:
         )
 
     def _answer(
-        self, jobs: Sequence[Job | SettleJob], error: HimaliaError, *, health: Health | None = None
+        self,
+        jobs: Sequence[Job | SettleJob | ConfirmClockJob],
+        error: HimaliaError,
+        *,
+        health: Health | None = None,
     ) -> None:
         outcomes = [Outcome(job.future, error=error) for job in jobs]
         self._tell(News(outcomes=outcomes, failures=bool(jobs), health=health))
@@ -290,10 +351,14 @@ class Writer:
         self._store = store
         before = {state.id: state.end for state in self._world.topics.values()}
         erasing = load_topics(store, self._world)
+        if not self._has_started:
+            newest_us = max((state.last_ts_us for state in self._world.topics.values()), default=0)
+            self._clock.start(store.load_clock(), newest_us)
+            self._has_started = True
         # The ids at hand are right unless something was stored that they do not know of. To read them again
         # at every failure on a full disk would be slow.
         if not before or before != {state.id: state.end for state in self._world.topics.values()}:
-            load_ids(store, self._world, self._options.clock())
+            load_ids(store, self._world, self._clock)
         self._upkeep.load(store, erasing)
 
     def _is_stored(self, group: Group) -> bool:
@@ -322,7 +387,7 @@ class Writer:
             logger.error("%s", error.message)
         self._problem = error
         self._next_probe_s = time.monotonic() + self._options.probe_interval_s
-        self._answer(jobs, error, health=Health(ok=False, problem=error.message))
+        self._answer(jobs, error, health=self._health())
 
     def _well(self) -> Health | None:
         """The file works: what to tell the loop of it, if it did not before."""
@@ -330,7 +395,17 @@ class Writer:
             return None
         logger.info("the log %s works again", self._path)
         self._problem = None
-        return Health(ok=True)
+        return self._health()
+
+    def _health(self) -> Health:
+        problem = None if self._problem is None else self._problem.message
+        warnings = [warning for warning in (self._lost, self._warning) if warning is not None]
+        return Health(ok=problem is None, problem=problem, warnings=warnings)
+
+    @property
+    def health(self) -> Health:
+        """As it is before ``start``."""
+        return self._health()
 
     def _probe(self) -> None:
         """Find out whether a log that failed can store again, without waiting for someone to publish."""
@@ -359,7 +434,7 @@ class Writer:
         """One small step of retention or erasing; larger when much comes in, so that it keeps pace."""
         try:
             with translated(self._path):
-                self._look_at_file()
+                self._look_around()
                 if not self._upkeep.is_due():
                     return
                 changed = self._upkeep.step(self._reopen(), rows=stored * 2)
@@ -369,19 +444,82 @@ class Writer:
         else:
             self._tell(News(topics=[state.info() for state in changed], steps=1))
 
-    def _look_at_file(self) -> None:
+    def _look_around(self) -> None:
+        """Look at the file and at the clock, if that was some time ago."""
         now_s = time.monotonic()
         if now_s >= self._next_look_s:
             self._next_look_s = now_s + min(LOOK_INTERVAL_S, self._options.retention_interval_s)
             self._check_identity()
+            self._keep_time()
+        elif self._settling or self._clock.has_changed:
+            self._keep_time()
 
     def _check_identity(self) -> None:
-        if os.stat(self._path).st_ino != self._inode:
+        found = os.stat(self._path)
+        if (found.st_dev, found.st_ino) != self._lock.identity:
             raise replaced(self._path)
 
-    def _settle(self) -> None:
-        if not self._settling:
+    # Clocks
+
+    def _keep_time(self) -> None:
+        """Look at the clock, and have the file know of it every now and then."""
+        self._clock.now()
+        if self._clock.is_over:
+            self._follow_clock()
+        elif self._clock.is_to_be_saved:
+            self._save_clock(self._reopen())
+        self._warn_of_clock()
+
+    def _warn_of_clock(self) -> None:
+        warning = self._clock.warning
+        if warning == self._warning:
             return
+        self._warning = warning
+        self._tell(News(health=self._health()))
+        # A clock that jumps all the time fills no disk with lines.
+        now_s = time.monotonic()
+        if now_s >= self._next_clock_line_s:
+            self._next_clock_line_s = now_s + CLOCK_LINES_EVERY_S
+            logger.warning("%s", warning or f"the log {self._path} goes by this machine's clock again")
+
+    def _save_clock(self, store: Store) -> None:
+        self._clock.now()
+        clock = self._clock.save()
+        with store.transaction():
+            store.save_clock(clock)
+        self._clock.saved(clock)
+
+    def _follow_clock(self) -> None:
+        store = self._reopen()
+        before = self._clock.save()
+        shift_us = self._clock.follow()
+        stored = [state for state in self._world.topics.values() if state.first < state.end]
+        ended = [] if shift_us is None else [state.end_era(shift_us) for state in stored]
+        try:
+            self._upkeep.end_eras(store, ended, max(before.age_us - self._clock.last.age_us, 0))
+        except BaseException:
+            # Without what was to be stored, records would seem to have another age.
+            self._clock.start(before, 0)
+            raise
+
+    def _confirm_clock(self) -> None:
+        confirming, self._confirming = self._confirming, []
+        if self._problem is not None:
+            self._answer(confirming, self._problem)
+            return
+        warning = self._clock.warning
+        try:
+            with translated(self._path):
+                self._follow_clock()
+        except LogUnavailable as error:
+            self._drop_store()
+            self._answer(confirming, error)
+            self._trouble(error, [])
+            return
+        self._warn_of_clock()
+        self._tell(News(outcomes=[Outcome(job.future, warning) for job in confirming]))
+
+    def _settle(self) -> None:
         if self._problem is not None:
             self._answer(self._settling, self._problem)
         elif self._upkeep.is_due():

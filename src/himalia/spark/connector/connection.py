@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-import ssl
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from ipaddress import ip_address
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 from himalia.errors import BadRequest, ConnectionFailed, HimaliaError
+from himalia.proof import ANSWER_BYTES_MAX, Challenge, is_web_token, not_proven
+from himalia.tls import client_context, hint_for
 
 TIMEOUT_S = 60.0
 
@@ -77,6 +79,29 @@ class Connection:
         """The error for an answer that is not one of ours."""
         return _foreign(self._address.url, status)
 
+    def _connect(self) -> HTTPConnection:
+        """A connection whose server has proven that it knows the token, where any program could have taken the port."""
+        http = _connect(self._address.url)
+        token = self._address.token
+        if token is None or not _is_on_this_machine(self._address.url) or is_web_token(token):
+            return http
+        challenge = Challenge(token)
+        try:
+            http.request("GET", f"{urlsplit(self._address.url).path}{challenge.path}")
+            response = http.getresponse()
+            # Without a length the answer is none of ours, and reading it could last as long as the connection.
+            body = b"" if response.length is None else response.read(ANSWER_BYTES_MAX)
+            if response.status == 401:
+                raise _error(self._address.url, response.status, body)
+            if response.status != 200 or not challenge.is_met(_proof_in(body)):
+                raise ConnectionFailed(not_proven(self._address.url), url=self._address.url)
+        except BaseException:
+            http.close()
+            raise
+        # Never connect again by itself: what then answers would have proven nothing.
+        http.auto_open = 0
+        return http
+
     @contextmanager
     def open(
         self,
@@ -94,7 +119,7 @@ class Connection:
         sent = {"Authorization": f"Bearer {self._address.token}"} if self._address.token else {}
         response: HTTPResponse | None = None
         try:
-            http = self._http = self._http or _connect(url)
+            http = self._http = self._http or self._connect()
             http.request(method, target, body, {**sent, **(headers or {})})
             response = http.getresponse()
             if response.status >= 300:
@@ -127,8 +152,26 @@ def _connect(url: str) -> HTTPConnection:
     parts = urlsplit(url)
     host = parts.hostname or ""
     if parts.scheme == "https":
-        return HTTPSConnection(host, parts.port, timeout=TIMEOUT_S, context=ssl.create_default_context())
+        return HTTPSConnection(host, parts.port, timeout=TIMEOUT_S, context=client_context())
     return HTTPConnection(host, parts.port, timeout=TIMEOUT_S)
+
+
+def _is_on_this_machine(url: str) -> bool:
+    """Whether it is loopback without TLS, which would tell who answers."""
+    parts = urlsplit(url)
+    if parts.scheme != "http":
+        return False
+    try:
+        return parts.hostname == "localhost" or ip_address(parts.hostname or "").is_loopback
+    except ValueError:
+        return False
+
+
+def _proof_in(body: bytes) -> object:
+    try:
+        return json.loads(body)["proof"]
+    except (ValueError, LookupError, TypeError):
+        return None
 
 
 def _error(url: str, status: int, body: bytes) -> HimaliaError:
@@ -167,6 +210,4 @@ def _sentence(url: str, error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return f"{url} does not answer in time"
     reason = " ".join(str(error).split()) or type(error).__name__
-    if "CERTIFICATE_VERIFY_FAILED" in reason:
-        reason += "; if the certificate is your own, name its file in SSL_CERT_FILE"
-    return f"the connection to {url} failed: {reason}"
+    return f"the connection to {url} failed: {reason}{hint_for(url, reason)}"

@@ -12,11 +12,13 @@ from himalia.errors import (
     LogUnavailable,
     RateLimited,
     ShuttingDown,
+    TooManyBodies,
     TooManyConnections,
+    TooManyReaders,
 )
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 2.0
-BUSY = (LogUnavailable, ShuttingDown, RateLimited, TooManyConnections)
+BUSY = (LogUnavailable, ShuttingDown, RateLimited, TooManyBodies, TooManyConnections, TooManyReaders)
 """What a server answers that will do better in a moment."""
 MOMENTARY = (ConnectionFailed, *BUSY)
 """Failures that pass by themselves."""

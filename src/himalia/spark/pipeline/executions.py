@@ -11,7 +11,9 @@ execution_count  the kernel's own number of it
 queued           when it was queued or, if it was not, sent; null if another client made it
 started          when the kernel first said that it is busy with it
 finished         the time of the record that closed it
-queue_ms, run_ms    from queued to started, from started to finished
+queue_ms         from queued to started
+run_ms           from busy to idle by the kernel's own clock; from started to finished where that clock is
+                 not plausible, see ``himalia.kernels.duration``
 messages         messages of IOPub up to the close; ``*_messages`` of them by channel
 stdout, stderr   what it printed: whole up to 64 KiB, else the beginning, a marker and the end
 stdout_bytes, stderr_bytes    how much that was
@@ -35,6 +37,9 @@ from pyspark.sql import functions as F
 from himalia.spark.pipeline import output, requests
 from himalia.spark.pipeline.iopub import IOPUB_CHANNELS, kernel_of
 
+TOLERANCE_US = 1_000_000
+"""As in ``himalia.kernels.duration``, which this package does not import: executors have no kernels."""
+
 
 def executions(merged: DataFrame) -> DataFrame:
     """The rows of the requests that closed in this batch, and of all that are open after it."""
@@ -54,7 +59,7 @@ def executions(merged: DataFrame) -> DataFrame:
         f"timestamp_micros({started}) as started",
         f"timestamp_micros({finished}) as finished",
         f"{_ms(queued, started)} as queue_ms",
-        f"{_ms(started, finished)} as run_ms",
+        f"{_run_ms(queued, started, finished)} as run_ms",
         f"{' + '.join(counts)} as messages",
         *counts,
         *(f"{output.shown(f'sums.{name}')} as {name}" for name in requests.STREAMS),
@@ -70,6 +75,17 @@ def executions(merged: DataFrame) -> DataFrame:
         "life.closed_us is null as is_running",
         "to_date(timestamp_micros(sums.first_us)) as date",
     )
+
+
+def _run_ms(asked_us: str, started_us: str, closed_us: str) -> str:
+    """How long it ran, by the rule of ``himalia.kernels.duration``."""
+    is_plausible = f"""
+        busy_header_us <= idle_header_us
+        and busy_header_us >= coalesce({asked_us}, {started_us}) - {TOLERANCE_US}
+        and idle_header_us <= {closed_us} + {TOLERANCE_US}
+    """
+    ran = f"if({is_plausible}, (idle_header_us - busy_header_us) / 1000, {_ms(started_us, closed_us)})"
+    return f"if({started_us} is null or {closed_us} is null, null, {ran})"
 
 
 def _ms(start_us: str, end_us: str) -> str:

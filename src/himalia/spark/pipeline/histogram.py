@@ -1,8 +1,7 @@
 """Durations counted in fixed buckets on a logarithmic scale: counts add up exactly, and percentiles come from them.
 
-Bucket *i* is for durations above 2^((i-1)/8) ms and up to 2^(i/8) ms; a percentile is given as the geometric middle of
-its bucket, which is within 4.5% of every duration in it (2^(1/16) = 1.0443). Durations are whole microseconds; 0 counts
-as 1.
+Bucket *i* is for durations above 2^((i-1)/8) ms and up to 2^(i/8) ms. docs/tables.md defines their percentiles, for the
+page too. Durations are whole microseconds; 0 counts as 1.
 """
 
 from __future__ import annotations

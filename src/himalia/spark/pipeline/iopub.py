@@ -26,6 +26,7 @@ status, reason   of replies and of ``request_closed``; an event's reason
 malformed        the payload is not a Jupyter message; what could not be read is null
 payload_bytes    size of the payload
 parent_session, parent_username    of the header of the request that caused it: who asked
+header_ts        the date in the message's own header: the kernel's clock
 ================ ====================================================================================
 """
 
@@ -50,7 +51,7 @@ CHANNELS = {
 """Where a record goes by its type; every type that is not here goes to the execution channel."""
 
 _PAYLOAD = """
-    header struct<msg_type: string, session: string, username: string>,
+    header struct<msg_type: string, session: string, username: string, date: string>,
     parent_header struct<msg_id: string, session: string, username: string>,
     content struct<
         execution_state: string, execution_count: bigint, name: string, text: string, code: string,
@@ -103,6 +104,7 @@ def iopub(messages: DataFrame) -> DataFrame:
         "date",
         F.col("said.parent_header.session").alias("parent_session"),
         F.col("said.parent_header.username").alias("parent_username"),
+        F.expr("try_cast(said.header.date as timestamp)").alias("header_ts"),
     )
 
 

@@ -28,6 +28,8 @@ from himalia.spark.pipeline.clock import Clock
 from himalia.spark.pipeline.course import PATIENCE_US
 from himalia.spark.pipeline.iopub import IOPUB_CHANNELS
 
+EVENT_USERNAME = "himalia"
+"""What events of the server carry where no caller caused them, and all events of earlier versions."""
 KEY = ("request_id", "topic", "epoch")
 """The request's id first: rows are sorted by it, and topics all begin alike."""
 CLOSED, RUNNING, LINGERING, ORPHAN, WAITING = "closed", "running", "lingering", "orphan", "waiting"
@@ -76,10 +78,15 @@ def _struct(fields: dict[str, str]) -> str:
 
 STATE_SCHEMA = f"""
     topic string, epoch string, request_id string,
-    life {course.CARRIED}, sums {_struct(_SUMS)}, message {_struct(_MESSAGE)}
+    life {course.CARRIED}, sums {_struct(_SUMS)}, message {_struct(_MESSAGE)},
+    busy_header_us bigint, idle_header_us bigint
 """
 """The state. A request has ``life`` and, while it is open, ``sums``: what it amounts to so far. A waiting message has
-``message``: who it is, and what it will add to the sums of its request."""
+``message``: who it is, and what it will add to the sums of its request. ``busy_header_us`` and ``idle_header_us`` are
+the kernel's own dates of the first busy and the first idle; not within the structs, because a warehouse of an earlier
+version can be given columns, but not fields."""
+
+HEADER_DATES = ("busy_header_us", "idle_header_us")
 
 
 def merged(state: DataFrame, iopub: DataFrame) -> DataFrame:
@@ -93,7 +100,13 @@ def merged(state: DataFrame, iopub: DataFrame) -> DataFrame:
 def carried(merged: DataFrame) -> DataFrame:
     """The state for the next batch, as ``STATE_SCHEMA`` has it."""
     return merged.where("is_carried").selectExpr(
-        "topic", "epoch", "request_id", "life", "if(life.closed_us is null, sums, null) as sums", "message"
+        "topic",
+        "epoch",
+        "request_id",
+        "life",
+        "if(life.closed_us is null, sums, null) as sums",
+        "message",
+        *(f"if(life.closed_us is null, {name}, null) as {name}" for name in HEADER_DATES),
     )
 
 
@@ -126,6 +139,8 @@ def _fresh(iopub: DataFrame) -> DataFrame:
         "channel",
         "msg_type",
         "execution_state = 'busy' as is_busy",
+        f"if(execution_state = 'busy' and {on_iopub}, unix_micros(header_ts), null) as busy_header_us",
+        f"if(kind = '{course.IDLE}', unix_micros(header_ts), null) as idle_header_us",
         "execution_count",
         f"{stream} as stream",
         f"{output.head(text)} as head",
@@ -135,7 +150,11 @@ def _fresh(iopub: DataFrame) -> DataFrame:
         "evalue",
         "mime_types",
         f"if(kind in ({_quoted(course.APPEARING)}), code, null) as code",
-        f"case kind when '{course.SENT}' then username when '{course.INPUT}' then parent_username end as asker",
+        f"""case kind
+            when '{course.QUEUED}' then nullif(username, '{EVENT_USERNAME}')
+            when '{course.SENT}' then username
+            when '{course.INPUT}' then parent_username
+        end as asker""",
         f"case kind when '{course.SENT}' then session when '{course.INPUT}' then parent_session end as session",
         "status",
         "reason",
@@ -179,7 +198,7 @@ def _placed(state: DataFrame, fresh: DataFrame, courses: DataFrame) -> DataFrame
 
     A record that counts has its offset as ``counted_at``; a message that no request claims, as ``unclaimed_at``.
     """
-    waiting = state.where("message is not null").select(*KEY, "message.*")
+    waiting = state.where("message is not null").select(*KEY, "message.*", *HEADER_DATES)
     rows = fresh.drop("status", "reason").unionByName(waiting, allowMissingColumns=True).alias("row")
     same = " and ".join(f"row.{name} = life.{name}" for name in KEY)
     is_iopub = f"coalesce(channel in ({_quoted(IOPUB_CHANNELS)}), false)"
@@ -229,6 +248,12 @@ def _summed(placed: DataFrame) -> DataFrame:
                 f"collect_list(struct({', '.join((*_DECIDED, 'flags'))})) filter (where number = 1)"
             ).alias("decided"),
             F.max("us").alias("last_us"),
+            *(
+                F.expr(
+                    f"min({name}) filter (where counted_at is not null or unclaimed_at is not null)"
+                ).alias(name)
+                for name in HEADER_DATES
+            ),
             *(F.expr(expression).alias(name) for name, expression in _fresh_sums().items()),
             F.expr(
                 f"get(collect_list(named_struct({message})) filter (where unclaimed_at is not null), 0)"
@@ -296,7 +321,9 @@ def _fresh_stream(name: str) -> str:
 
 def _judged(summed: DataFrame, state: DataFrame, clock: Clock) -> DataFrame:
     """The rows with the sums of the state, and a verdict."""
-    before = state.where("life is not null").selectExpr(*KEY, "life.heard_us", "sums as before")
+    before = state.where("life is not null").selectExpr(
+        *KEY, "life.heard_us", "sums as before", *(f"{name} as {name}_before" for name in HEADER_DATES)
+    )
     verdict = f"""case
         when message is not null then if(
             superseded_us is not null or appeared_at is not null or topic_us - message.us > {PATIENCE_US}
@@ -335,6 +362,7 @@ def _judged(summed: DataFrame, state: DataFrame, clock: Clock) -> DataFrame:
             ), null) as life""",
             f"if(message is null, named_struct({sums}), null) as sums",
             "message",
+            *(f"least({name}_before, {name}) as {name}" for name in HEADER_DATES),
             "status",
             "reason",
             "verdict",

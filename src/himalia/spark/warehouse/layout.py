@@ -30,7 +30,7 @@ TABLES = {
         execution_count bigint, stream_name string, text string, code string, ename string, evalue string,
         traceback array<string>, mime_types array<string>, display_id string, comm_id string, event string,
         status string, reason string, malformed boolean, payload_bytes bigint, date date,
-        parent_session string, parent_username string
+        parent_session string, parent_username string, header_ts timestamp
         """,
         ("date",),
     ),

@@ -1,0 +1,35 @@
+"""Limits that the operating system holds a kernel to."""
+
+from __future__ import annotations
+
+import resource
+from typing import NamedTuple
+
+CPU_GRACE_S = 5
+"""From SIGXCPU, which code in a kernel can catch, to SIGKILL, which it cannot."""
+
+
+class Limits(NamedTuple):
+    """What a kernel's process may use, and each process that it starts by itself; 0 is no limit."""
+
+    memory_max: int = 0
+    """Bytes of address space."""
+    cpu_s_max: int = 0
+    """Seconds of CPU time, from its start to its end."""
+
+    def apply(self) -> None:
+        """Set them for this process: called in the child, between fork and exec, where only system calls are safe."""
+        if self.memory_max:
+            _limit(resource.RLIMIT_AS, self.memory_max, self.memory_max)
+        if self.cpu_s_max:
+            _limit(resource.RLIMIT_CPU, self.cpu_s_max, self.cpu_s_max + CPU_GRACE_S)
+            # SIGXCPU would leave a core file as large as the kernel.
+            _limit(resource.RLIMIT_CORE, 0, 0)
+
+
+def _limit(which: int, soft: int, hard: int) -> None:
+    # Only root can raise a hard limit that the server itself was started with.
+    _, present = resource.getrlimit(which)
+    if present != resource.RLIM_INFINITY:
+        soft, hard = min(soft, present), min(hard, present)
+    resource.setrlimit(which, (soft, hard))

@@ -1,0 +1,192 @@
+"""Looking at a write-ahead log that a crash left behind, before SQLite does.
+
+SQLite takes what follows a damaged frame for the torn end of the last commit and drops it without a word. Whether it
+was acknowledged can be told: the index beside the write-ahead log (``-shm``) has the number of frames that were
+committed, and survives the process. Where that is missing, frames of at least two more commits of the same generation
+behind the damage tell: all but the last were synced before they were acknowledged.
+
+Only while no connection is open: see ``schema.check_length``. The formats are those of https://sqlite.org/walformat.html.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import struct
+import sys
+from array import array
+from pathlib import Path
+
+import msgspec
+
+_HEADER = struct.Struct(">IIII8sII")
+_FRAME = struct.Struct(">II8sII")
+_MAGIC = 0x377F0682
+_INDEX_BYTES = 48
+_MASK = 0xFFFFFFFF
+
+
+class Loss(msgspec.Struct, frozen=True):
+    """Committed frames that SQLite will not find: those after ``kept``, of ``committed`` at least."""
+
+    kept: int
+    committed: int
+
+
+class _Index(msgspec.Struct, frozen=True):
+    """What the ``-shm`` file knows."""
+
+    frames: int
+    salts: bytes
+    moved: int
+    """Frames that are in the main file already."""
+
+
+class Evidence(msgspec.Struct, frozen=True):
+    """What a write-ahead log and its index say before SQLite opens them."""
+
+    wal: Path
+    index: _Index | None
+    header: _Header | None
+    commits: list[int]
+    """The numbers of the frames that end a commit, whole or not."""
+
+    def loss_in(self, db: sqlite3.Connection) -> Loss | None:
+        """What was committed and is not there any more. ``db`` is the first connection since, and has written nothing.
+
+        It has read the frames already, and knows how many are whole; to find that out here takes far longer.
+        """
+        if self.header is None:
+            return self._loss(0)
+        kept = _recovered_frames(db)
+        return self._loss(self.header.last_commit(self.wal) if kept is None else kept)
+
+    def loss(self) -> Loss | None:
+        """The same from the files alone, which stay as they are."""
+        return self._loss(0 if self.header is None else self.header.last_commit(self.wal))
+
+    def _loss(self, kept: int) -> Loss | None:
+        """If the first ``kept`` frames are whole."""
+        index = self.index
+        if self.header is None:
+            if index is not None and index.frames > index.moved:
+                return Loss(index.moved, index.frames)
+            return Loss(0, self.commits[-1]) if len(self.commits) > 1 else None
+        if index is not None and index.salts == self.header.salts:
+            return Loss(kept, index.frames) if kept < index.frames else None
+        missing = [number for number in self.commits if number > kept]
+        return Loss(kept, missing[-1]) if len(missing) > 1 else None
+
+
+def examine(path: Path) -> Evidence:
+    """Look at what a crash left beside the log at ``path``. Reads only the heads of frames."""
+    wal = Path(f"{path}-wal")
+    index = _read_index(Path(f"{path}-shm"))
+    try:
+        with wal.open("rb") as file:
+            header = _Header.parse(file.read(_HEADER.size))
+            commits = (header or _guessed_header(file.fileno())).commits(file.fileno())
+    except FileNotFoundError:
+        return Evidence(wal, index, None, [])
+    return Evidence(wal, index, header, commits)
+
+
+def find_loss(path: Path) -> Loss | None:
+    """What was committed to the log at ``path`` and is not there any more, as far as can be told from its files."""
+    return examine(path).loss()
+
+
+def _recovered_frames(db: sqlite3.Connection) -> int | None:
+    """How many frames SQLite found to be whole, which this also moves into the main file; None if that has no room."""
+    try:
+        _busy, frames, _moved = db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+    except sqlite3.OperationalError:
+        return None
+    return max(int(frames), 0)
+
+
+def _guessed_header(descriptor: int) -> _Header:
+    """In place of a damaged beginning: so much as is needed to see whether there are commits behind it."""
+    page_bytes = int.from_bytes(os.pread(descriptor, 4, 8), "big")
+    if page_bytes < 512 or page_bytes > 65_536:
+        page_bytes = 4096
+    return _Header(page_bytes, os.pread(descriptor, 8, _HEADER.size + 8), is_big=False, sums=(0, 0))
+
+
+class _Header(msgspec.Struct, frozen=True):
+    page_bytes: int
+    salts: bytes
+    is_big: bool
+    sums: tuple[int, int]
+
+    @classmethod
+    def parse(cls, content: bytes) -> _Header | None:
+        if len(content) < _HEADER.size:
+            return None
+        magic, _version, page_bytes, _number, salts, first, second = _HEADER.unpack_from(content)
+        is_big = bool(magic & 1)
+        sums = _checksum(content[:24], 0, 0, is_big=is_big)
+        if magic & ~1 != _MAGIC or sums != (first, second) or not 512 <= page_bytes <= 65_536:
+            return None
+        return cls(page_bytes, salts, is_big, sums)
+
+    def last_commit(self, path: Path) -> int:
+        """The number of frames up to the end of the last commit that is whole. Reads all of the file."""
+        frame_bytes = _FRAME.size + self.page_bytes
+        first, second = self.sums
+        committed = number = 0
+        with path.open("rb") as file:
+            file.seek(_HEADER.size)
+            while len(frame := file.read(frame_bytes)) == frame_bytes:
+                number += 1
+                _page, size, salts, *expected = _FRAME.unpack_from(frame)
+                if salts != self.salts:
+                    break
+                first, second = _checksum(frame[:8], first, second, is_big=self.is_big)
+                first, second = _checksum(frame[_FRAME.size :], first, second, is_big=self.is_big)
+                if [first, second] != expected:
+                    break
+                if size:
+                    committed = number
+        return committed
+
+    def commits(self, descriptor: int) -> list[int]:
+        """The numbers of the frames of this generation that end a commit."""
+        frame_bytes = _FRAME.size + self.page_bytes
+        frames = (os.fstat(descriptor).st_size - _HEADER.size) // frame_bytes
+        found = []
+        for number in range(1, frames + 1):
+            head = os.pread(descriptor, _FRAME.size, _HEADER.size + (number - 1) * frame_bytes)
+            _page, size, salts, *_ = _FRAME.unpack(head)
+            if size and salts == self.salts:
+                found.append(number)
+        return found
+
+
+def _read_index(path: Path) -> _Index | None:
+    content = _read(path, _INDEX_BYTES * 2 + 4)
+    first, second = content[:_INDEX_BYTES], content[_INDEX_BYTES : 2 * _INDEX_BYTES]
+    if len(content) < 2 * _INDEX_BYTES + 4 or first != second or not first[12]:
+        return None
+    frames, _pages, _a, _b, salts, *sums = struct.unpack("=IIII8sII", first[16:])
+    if _checksum(first[:40], 0, 0, is_big=sys.byteorder == "big") != tuple(sums):
+        return None
+    return _Index(frames, salts, int.from_bytes(content[2 * _INDEX_BYTES :], sys.byteorder))
+
+
+def _read(path: Path, length: int = -1) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(length)
+    except FileNotFoundError:
+        return b""
+
+
+def _checksum(data: bytes, first: int, second: int, *, is_big: bool) -> tuple[int, int]:
+    words = array("I", data)
+    if is_big != (sys.byteorder == "big"):
+        words.byteswap()
+    for a, b in zip(words[::2], words[1::2], strict=True):
+        first = (first + a + second) & _MASK
+        second = (second + b + first) & _MASK
+    return first, second

@@ -1,0 +1,23 @@
+// Who is signed in, in the bar, and signing out.
+
+import { h } from "./elements.js";
+import { moment } from "./format.js";
+
+const ANONYMOUS = "anonymous"; // on a server that asks nobody for a key
+
+/** `onSignOut()` is called when somebody wants to leave. */
+export function accountBadge(onSignOut) {
+  const name = h("span", { class: "caller mono" });
+  const button = h("button", { class: "button quiet tiny", type: "button", onclick: onSignOut }, "Sign out");
+  const element = h("span", { class: "account", hidden: true }, name, button);
+  return {
+    element,
+    /** Show a session, `{caller, expires}`, or none. */
+    show(session) {
+      element.hidden = !session || session.caller === ANONYMOUS;
+      name.textContent = session?.caller ?? "";
+      name.title = session?.expires ? `Signed in as ${session.caller} until ${moment(session.expires)}` : "";
+      button.hidden = !session?.expires;
+    },
+  };
+}

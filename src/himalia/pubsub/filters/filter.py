@@ -1,0 +1,190 @@
+"""A content filter: compiled once for each distinct expression, bounded before it is evaluated."""
+
+from __future__ import annotations
+
+import time
+from functools import lru_cache
+from typing import Any
+
+import cel
+import msgspec
+
+from himalia.errors import BadFilter, FilterFailed
+from himalia.pubsub.filters.cost import (
+    PATTERN_LENGTH_MAX,
+    SCANNED_BYTES_PER_STEP,
+    STEPS_MAX,
+    Size,
+    estimate,
+    nodes_of,
+    pattern_steps,
+    size_of,
+    steps_to_hand_over,
+)
+from himalia.pubsub.filters.nodes import Call, Literal, Node, children, read_name, render
+from himalia.pubsub.filters.parser import parse
+from himalia.pubsub.filters.reads import Binder, Reader
+from himalia.pubsub.filters.tokens import NotCel
+from himalia.record import Record
+
+SECONDS_MAX = 0.2
+"""Processor time after which a filter is not tried again. The bound on steps is there to make this impossible."""
+_decode = msgspec.json.decode
+
+
+class Filter:
+    """A compiled filter. Equal expressions share one object, so it can be a key of shared work."""
+
+    __slots__ = ("_is_too_slow", "_names", "_program", "_reader", "_size_free", "_sources", "_tree", "text")
+
+    def __init__(self, tree: Node, text: str) -> None:
+        self.text = text
+        self._is_too_slow = False
+        binder = Binder()
+        self._tree = binder.bind(tree)
+        _check_patterns(self._tree)
+        self._sources = binder.sources
+        self._reader = Reader(binder.sources)
+        self._names = [read_name(number) for number in range(len(binder.sources))]
+        least = self._steps_at(0)
+        if least > STEPS_MAX:
+            raise BadFilter(
+                f"the filter takes {least:,.0f} steps on the smallest record, {STEPS_MAX:,} are allowed"
+            )
+        self._size_free = self._largest_free_size()
+        try:
+            self._program = cel.compile(render(self._tree))
+        except ValueError as error:
+            raise BadFilter(f"the filter is not CEL: {_first_line(error)}") from None
+
+    def matches(self, record: Record) -> bool:
+        """Whether a record passes; ``FilterFailed`` if that cannot be said, or only at too high a cost."""
+        if self._is_too_slow:
+            raise FilterFailed(f"the filter took more than {SECONDS_MAX} s on a record", filter=self.text)
+        variables = self._read(record)
+        started = time.thread_time()
+        try:
+            answer = self._program.execute(variables)
+        except Exception as error:  # the library raises whatever fits: KeyError, TypeError, ...
+            raise FilterFailed(f"the filter failed: {self._reason(error)}", filter=self.text) from None
+        finally:
+            self._is_too_slow = time.thread_time() - started > SECONDS_MAX
+        if not isinstance(answer, bool):
+            raise FilterFailed(
+                f"the filter gave {type(answer).__name__}, not true or false", filter=self.text
+            )
+        return answer
+
+    def _read(self, record: Record) -> dict[str, Any]:
+        """What the program needs of the record, by the names that it has there."""
+        scan = self._reader.scanned_bytes(record) / SCANNED_BYTES_PER_STEP
+        if scan > STEPS_MAX:
+            raise self._too_dear(scan)
+        try:
+            found = self._reader.find(record)
+            if len(record.payload) + len(record.headers) <= self._size_free:
+                values = [None if text is None else _decode(text) for text in found]
+            else:
+                values = self._decode_within_bounds(found, scan)
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
+            raise FilterFailed(f"the record cannot be read as JSON: {error}", filter=self.text) from None
+        there = zip(self._names, found, values, strict=True)
+        return {name: value for name, text, value in there if text is not None}
+
+    def _decode_within_bounds(self, found: list[bytes | None], steps: float) -> list[Any]:
+        """Decode what was found, unless that or the evaluation would take too many steps."""
+        nodes = [0 if text is None else nodes_of(text) for text in found]
+        lengths = [0 if text is None else len(text) for text in found]
+        steps += sum(map(steps_to_hand_over, nodes, lengths))
+        if steps > STEPS_MAX:
+            raise self._too_dear(steps)
+        values = [None if text is None else _decode(text) for text in found]
+        counts = [len(value) if isinstance(value, list | dict) else 0 for value in values]
+        steps += estimate(self._tree, list(map(size_of, nodes, lengths, counts))).steps
+        if steps > STEPS_MAX:
+            raise self._too_dear(steps)
+        return values
+
+    def _steps_at(self, size_bytes: int) -> float:
+        """The most steps that a record of so many bytes can take."""
+        nodes = 1 + size_bytes / 2  # each value or key has at least a byte, and one that sets it apart
+        sizes: list[Size] = [size_of(nodes, size_bytes, nodes)] * len(self._sources)
+        read = len(self._sources) * (
+            steps_to_hand_over(nodes, size_bytes) + 8 * size_bytes / SCANNED_BYTES_PER_STEP
+        )
+        return read + estimate(self._tree, sizes).steps
+
+    def _largest_free_size(self) -> int:
+        """Records up to this size cannot take too many steps, whatever is in them."""
+        size = 1
+        while size < 1 << 20 and self._steps_at(size * 2) <= STEPS_MAX:
+            size *= 2
+        return size
+
+    def _reason(self, error: Exception) -> str:
+        line = _first_line(error)
+        for name, source in zip(self._names, self._sources, strict=True):
+            if f"'{name}'" in line:
+                return f"there is no {source}; ask with has first"
+        return f"{type(error).__name__}: {line}"
+
+    def _too_dear(self, steps: float) -> FilterFailed:
+        return FilterFailed(
+            f"the filter could take {steps:,.0f} steps on this record, {STEPS_MAX:,} are allowed",
+            filter=self.text,
+        )
+
+
+@lru_cache(maxsize=1024)
+def compile_filter(text: str) -> Filter:
+    """The one ``Filter`` of this expression, however it is spaced; ``BadFilter`` if it is none, or too costly."""
+    try:
+        tree = parse(text)
+    except NotCel as error:
+        raise BadFilter(f"the filter is not CEL: {error}") from None
+    return _filter_of(tree, render(tree))
+
+
+@lru_cache(maxsize=1024)
+def _filter_of(tree: Node, text: str) -> Filter:
+    return Filter(tree, text)
+
+
+def _check_patterns(tree: Node) -> None:
+    """Refuse regular expressions that are large, computed, or none."""
+    for node in _all_nodes(tree):
+        if not isinstance(node, Call) or node.function != "matches":
+            continue
+        [pattern] = node.arguments
+        if (
+            not isinstance(pattern, Literal)
+            or not isinstance(pattern.value, str)
+            or len(pattern.value) > PATTERN_LENGTH_MAX
+            or "{" in pattern.value
+        ):
+            raise BadFilter(
+                f"matches takes a text of at most {PATTERN_LENGTH_MAX} characters without counts in braces"
+            )
+        if pattern_steps(pattern.value) > STEPS_MAX:
+            raise BadFilter("the regular expression is too costly: use fewer classes and ranges")
+        try:
+            cel.evaluate(f'"".matches({render(pattern)})')
+        except Exception as error:
+            raise BadFilter(f"the regular expression is not valid: {_what_is_wrong(error)}") from None
+
+
+def _all_nodes(node: Node) -> list[Node]:
+    found = [node]
+    for each in found:
+        found += children(each)
+    return found
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or repr(error)).splitlines()[0]
+
+
+def _what_is_wrong(error: Exception) -> str:
+    """The last line of the library's explanation of a regular expression, without its advice."""
+    line = (str(error) or repr(error)).splitlines()[-1]
+    return line.removeprefix("error: ").removesuffix(" Check function arguments and their types.").rstrip(".")

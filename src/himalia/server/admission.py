@@ -1,0 +1,207 @@
+"""Which TCP connections may be open: a limit on all of them, and one on those of an address that showed no key.
+
+A connection counts as anonymous until a request on it has authenticated. Where a limit is reached, the anonymous
+connection that has been idle longest makes room for the new one, so that sockets which say nothing cannot keep out a
+client that has something to say.
+"""
+
+from __future__ import annotations
+
+import logging
+import resource
+from collections import Counter
+from collections.abc import Callable
+from enum import StrEnum
+from ipaddress import IPv6Address, ip_address, ip_network
+
+from starlette.types import Scope
+
+from himalia.server.logs import RareWarnings
+
+logger = logging.getLogger("himalia.server")
+
+STATE_KEY = "connection"
+"""Where ``scope["state"]`` has the connection of a request."""
+HTTP_CONNECTIONS_SPARE = 1000
+"""Plain HTTP connections beside those that connections_max counts, so that operators still get through."""
+LOOPBACK_FACTOR = 4
+"""A proxy in front of the server, and every program of this machine, share the loopback address."""
+DESCRIPTORS_MAX = 1 << 20
+LOOPBACK_IPV6 = "::1"
+IPV6_NETWORK_BITS = 64
+"""One customer of a provider has at least that many IPv6 addresses."""
+
+
+class Refusal(StrEnum):
+    """Why a connection was not taken, or was closed for another one."""
+
+    ADDRESS = "address"
+    """The address had too many that showed no key."""
+    FULL = "full"
+    """Too many in all."""
+    DESCRIPTORS = "descriptors"
+    """The process, or the system, had no file descriptor left."""
+    TLS = "tls"
+    """The TLS handshake failed or took too long."""
+
+
+class Admitted:
+    """One open connection. Whoever holds the transport calls ``closed`` when it is lost."""
+
+    __slots__ = ("_admission", "abort", "busy", "group", "open")
+
+    def __init__(self, admission: Admission, group: str) -> None:
+        self._admission = admission
+        self.group = group
+        self.abort: Callable[[], object] | None = None
+        self.busy = False
+        """Whether a request is being answered: such a connection is the last to make room for another."""
+        self.open = True
+
+    def identified(self) -> None:
+        """A request on this connection has shown a valid key."""
+        self._admission.forget_anonymous(self)
+
+    def closed(self) -> None:
+        """May be called more than once."""
+        if self.open:
+            self.open = False
+            self.abort = None
+            self._admission.release(self)
+
+
+class Admission:
+    """Counts connections from the moment they are accepted, TLS handshakes included."""
+
+    def __init__(self, connections_max: int, anonymous_max: int) -> None:
+        self.connections_max = connections_max
+        self.refused: Counter[str] = Counter()
+        self._anonymous_max = anonymous_max
+        self._count = 0
+        # The oldest first; each connection is in both as long as it is anonymous.
+        self._anonymous: dict[Admitted, None] = {}
+        self._of_group: dict[str, dict[Admitted, None]] = {}
+        self._warnings = RareWarnings(logger)
+
+    @property
+    def count(self) -> int:
+        return self._count
+
+    @property
+    def anonymous_count(self) -> int:
+        return len(self._anonymous)
+
+    def admit(self, address: str) -> Admitted | None:
+        """A place for a new connection from this address; None if there is none."""
+        group = address_group(address)
+        if self._count >= self.connections_max and not self._make_room(self._anonymous, Refusal.FULL, group):
+            self.refuse(
+                Refusal.FULL,
+                "%d connections are open and none of them is idle without a key; one from %s was refused",
+                self._count,
+                group,
+            )
+            return None
+        members = self._of_group.setdefault(group, {})
+        if len(members) >= self._limit(group):
+            self._make_room(members, Refusal.ADDRESS, group)
+        admitted = Admitted(self, group)
+        self._count += 1
+        self._anonymous[admitted] = None
+        self._of_group.setdefault(group, {})[admitted] = None
+        return admitted
+
+    def _limit(self, group: str) -> int:
+        is_loopback = group == LOOPBACK_IPV6 or group.startswith("127.")
+        return self._anonymous_max * (LOOPBACK_FACTOR if is_loopback else 1)
+
+    def _make_room(self, among: dict[Admitted, None], reason: Refusal, group: str) -> bool:
+        """Close the longest idle of these; one that is being answered only if all are."""
+        chosen = next((one for one in among if not one.busy), None) or next(iter(among), None)
+        if chosen is None:
+            return False
+        abort = chosen.abort
+        chosen.closed()
+        if abort is not None:
+            abort()
+        if reason is Refusal.ADDRESS:
+            text = "%s has %d connections that showed no key; the longest idle is closed for each new one"
+            self.refuse(reason, text, group, self._limit(group))
+        else:
+            text = "%d connections are open; the longest idle without a key is closed for each new one"
+            self.refuse(reason, text, self.connections_max)
+        return True
+
+    def refuse(self, reason: Refusal, message: str, *args: object) -> None:
+        """Count it, and say so once a minute."""
+        self.refused[reason] += 1
+        self._warnings.warn(reason, message, *args)
+
+    def forget_anonymous(self, admitted: Admitted) -> None:
+        if self._anonymous.pop(admitted, admitted) is None:
+            members = self._of_group[admitted.group]
+            del members[admitted]
+            if not members:
+                del self._of_group[admitted.group]
+
+    def release(self, admitted: Admitted) -> None:
+        self._count -= 1
+        self.forget_anonymous(admitted)
+
+
+def identified(scope: Scope) -> None:
+    """Note on the connection of this request that its caller is known; nothing on another ASGI server."""
+    admitted = scope.get("state", {}).get(STATE_KEY)
+    if isinstance(admitted, Admitted):
+        admitted.identified()
+
+
+def abort(scope: Scope) -> bool:
+    """Cut the connection of this request, whose answer must not be taken for whole. False on another ASGI server."""
+    admitted = scope.get("state", {}).get(STATE_KEY)
+    if not isinstance(admitted, Admitted) or admitted.abort is None:
+        return False
+    admitted.abort()
+    return True
+
+
+def address_group(address: str) -> str:
+    """What counts as one address: an IPv4 address, or an IPv6 network of 64 bits."""
+    try:
+        parsed = ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if not isinstance(parsed, IPv6Address):
+        return str(parsed)
+    if parsed.ipv4_mapped is not None:
+        return str(parsed.ipv4_mapped)
+    if parsed.is_loopback:
+        return LOOPBACK_IPV6
+    return str(ip_network((parsed, IPV6_NETWORK_BITS), strict=False))
+
+
+def raise_descriptor_limit() -> None:
+    """Let this process open as many files as the system allows it to."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_MAX)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def connections_within_descriptors(connections_max: int) -> int:
+    """The connections that may be open at a time, so that the log and kernels still find file descriptors."""
+    wanted = connections_max + HTTP_CONNECTIONS_SPARE
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if limit == resource.RLIM_INFINITY:
+        return wanted
+    possible = limit - min(limit // 4, 1024)
+    if possible < wanted:
+        logger.warning(
+            "this process may open %d files, so at most %d connections are taken, not connections_max (%d) and %d "
+            "more; raise `ulimit -n` (systemd: LimitNOFILE)",
+            limit,
+            possible,
+            connections_max,
+            HTTP_CONNECTIONS_SPARE,
+        )
+    return min(wanted, possible)

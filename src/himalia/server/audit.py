@@ -1,0 +1,226 @@
+"""The audit trail: who did what on this server, as records of the reserved topic ``audit.events``.
+
+Recording never waits and never fails what is recorded: records go through a bounded queue, and a task appends them to
+the log. What the queue cannot hold is dropped, counted, logged, and named by a record of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from enum import StrEnum
+from itertools import islice
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+
+from himalia.errors import ConfigurationError, HimaliaError, TopicNotFound
+from himalia.log.contract import Batch, Log
+from himalia.protocol import encode
+from himalia.record import Draft, Retention, TopicInfo, format_ts, now_us
+from himalia.server.identity import Principal
+from himalia.topics import AUDIT_TOPIC
+
+logger = logging.getLogger("himalia.audit")
+
+SERVER = "server"
+"""The caller of what the server does by itself, such as stopping an idle kernel."""
+QUEUE_MAX = 10_000
+BATCH_MAX = 500
+TEXT_MAX = 1_000
+RETRY_S = 1.0
+REPEATS_S = 60.0
+REPEATS_MAX = 1_000
+"""Events that are counted at a time; beyond that each is a record of its own."""
+CLOSE_WITHIN_S = 2.0
+MARK = "audit"
+"""The header by which the server knows its own topic from one that a user made earlier."""
+
+
+class AuditEvent(StrEnum):
+    """What is recorded. ``docs/operations.md`` has the fields of each."""
+
+    SIGNED_IN = "signed_in"
+    SIGNED_OUT = "signed_out"
+    KEY_REFUSED = "key_refused"
+    KEY_CREATED = "key_created"
+    KEY_REVOKED = "key_revoked"
+    KEY_ROTATED = "key_rotated"
+    KEY_CHANGED = "key_changed"
+    KEY_EXPIRED = "key_expired"
+    TOKEN_ROTATED = "token_rotated"
+    SESSION_CREATED = "session_created"
+    SESSION_REVOKED = "session_revoked"
+    TOPIC_CREATED = "topic_created"
+    TOPIC_DELETED = "topic_deleted"
+    KERNEL_STARTED = "kernel_started"
+    KERNEL_ATTACHED = "kernel_attached"
+    KERNEL_INTERRUPTED = "kernel_interrupted"
+    KERNEL_RESTARTED = "kernel_restarted"
+    KERNEL_STOPPED = "kernel_stopped"
+    CODE_RUN = "code_run"
+    EXECUTION_CANCELLED = "execution_cancelled"
+    INPUT_ANSWERED = "input_answered"
+    TABLE_QUERIED = "table_queried"
+    CLOCK_CONFIRMED = "clock_confirmed"
+    RECORDS_DROPPED = "records_dropped"
+
+
+class _Headers(msgspec.Struct):
+    audit: str = ""
+
+
+_Repeated = tuple[AuditEvent, str, tuple[tuple[str, Any], ...]]
+
+_decode_headers = msgspec.json.Decoder(_Headers).decode
+
+
+class Audit:
+    """Lives on the event loop. ``record`` may be called at any time, also before ``open`` and after ``close``."""
+
+    def __init__(self, log: Log, retention: Retention) -> None:
+        self.dropped = 0
+        """Records that were lost, because the log could not store for a long time."""
+        self._log = log
+        self._retention = retention
+        self._queue: deque[Draft] = deque()
+        # How often each event of the last minute was repeated.
+        self._repeats: dict[_Repeated, int] = {}
+        # Dropped since the last append that succeeded: the trail has a gap of so many.
+        self._gap = 0
+        self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._writing: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Create the topic if it is not there. ``ConfigurationError`` if a topic of this name is not the server's."""
+        try:
+            info = await self._log.info(AUDIT_TOPIC)
+        except TopicNotFound:
+            await self._log.create(AUDIT_TOPIC, self._retention)
+        else:
+            await self._check_owner(info)
+        self._writing = asyncio.create_task(self._write())
+
+    async def close(self) -> None:
+        """Append what is queued, unless the log cannot store it within a moment."""
+        if self._writing is None:
+            return
+        for repeated in list(self._repeats):
+            self._end_minute(repeated)
+        try:
+            await asyncio.wait_for(self._idle.wait(), CLOSE_WITHIN_S)
+        except TimeoutError:
+            logger.error("%d audit records could not be stored before the end", len(self._queue))
+        self._writing.cancel()
+        await asyncio.wait({self._writing})
+
+    def record(self, event: AuditEvent, caller: Principal | str, /, **fields: Any) -> None:
+        """Append a record soon. Fields that are None are left out. Returns at once and raises nothing."""
+        name = caller if isinstance(caller, str) else caller.name
+        logger.debug("%s by %s", event, name or "a stranger", extra={"event": event, "caller": name})
+        try:
+            draft = _draft(event, name, fields)
+        except Exception:  # whatever is wrong with a record may not fail the action that it tells of
+            logger.exception("an audit record of %s could not be made", event)
+            self._drop()
+            return
+        if len(self._queue) >= QUEUE_MAX:
+            self._drop()
+            return
+        self._queue.append(draft)
+        self._idle.clear()
+        self._wake.set()
+
+    def record_repeated(self, event: AuditEvent, caller: Principal, /, **fields: str | None) -> None:
+        """As ``record``, but what is equal and follows within a minute becomes one record, with its ``count``.
+
+        The page asks the same of the tables every few seconds; one record each would push everything else out.
+        """
+        repeated = (event, caller.name, tuple(fields.items()))
+        if repeated in self._repeats:
+            self._repeats[repeated] += 1
+            return
+        self.record(event, caller, **fields)
+        if len(self._repeats) < REPEATS_MAX:
+            self._repeats[repeated] = 0
+            asyncio.get_running_loop().call_later(REPEATS_S, self._end_minute, repeated)
+
+    def _end_minute(self, repeated: _Repeated) -> None:
+        count = self._repeats.pop(repeated, 0)
+        if count:
+            event, caller, fields = repeated
+            self.record(event, caller, **dict(fields), count=count)
+
+    def _drop(self) -> None:
+        self.dropped += 1
+        self._gap += 1
+        if self._gap == 1:
+            logger.error("audit records are being dropped; %d wait for the log", len(self._queue))
+
+    async def _write(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._queue:
+                batch = list(islice(self._queue, BATCH_MAX))
+                if await self._append(batch):
+                    for _ in batch:
+                        self._queue.popleft()
+                    self._tell_of_gap()
+                else:
+                    await asyncio.sleep(RETRY_S)
+            self._idle.set()
+
+    async def _append(self, drafts: list[Draft]) -> bool:
+        try:
+            # Not by way of the manager: its counters are of what clients and kernels publish.
+            await self._log.append(Batch(AUDIT_TOPIC, drafts))
+        except HimaliaError as error:
+            # The health of the server tells of a log that cannot store.
+            logger.debug("audit records wait for the log: %s", error)
+            return False
+        except Exception:
+            logger.exception("audit records could not be stored; trying again")
+            return False
+        return True
+
+    def _tell_of_gap(self) -> None:
+        if self._gap:
+            count, self._gap = self._gap, 0
+            logger.error("%d audit records were dropped", count)
+            self.record(AuditEvent.RECORDS_DROPPED, SERVER, count=count)
+
+    async def _check_owner(self, info: TopicInfo) -> None:
+        """A topic of this name that a client made, before the name was reserved, is not written to."""
+        if info.first == info.end:
+            return
+        first = (await self._log.read(AUDIT_TOPIC, info.first, limit=1)).records[0]
+        try:
+            if _decode_headers(first.headers).audit:
+                return
+        except msgspec.MsgspecError:
+            pass
+        raise ConfigurationError(
+            f"the log has a topic {AUDIT_TOPIC!r} of your own, a name that the server needs for its audit trail: "
+            f"rename it with 'himalia topics rename {AUDIT_TOPIC} NEW-NAME' and start again",
+            topic=AUDIT_TOPIC,
+        )
+
+
+def _draft(event: AuditEvent, caller: str, fields: dict[str, Any]) -> Draft:
+    said = {name: _clipped(value) for name, value in fields.items() if value is not None}
+    payload = {"event": event, "caller": caller, "at": format_ts(now_us()), **said}
+    headers = {"publisher": SERVER, "caller": caller, "event": event, MARK: "1"}
+    return Draft(str(uuid4()), encode(payload), encode(headers))
+
+
+def _clipped(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    # Half of a surrogate pair cannot be stored as UTF-8.
+    text = value.encode("utf-8", "replace").decode()
+    return text if len(text) <= TEXT_MAX else text[:TEXT_MAX] + "..."

@@ -1,0 +1,83 @@
+"""What looks at a request before the application does, and at every answer after it."""
+
+from __future__ import annotations
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from himalia.errors import HimaliaError
+from himalia.server import access, failures
+from himalia.server.broker import Broker
+from himalia.server.credential_end import run_until_end
+from himalia.server.request_body import STATE_KEY as BODY_KEY
+from himalia.server.request_body import RequestBody
+from himalia.server.security_headers import add_security_headers
+
+
+class Guard:
+    """Looks at the head of a request before its body is read.
+
+    Refuses foreign hosts and origins, callers without a valid key, and bodies without end.
+    """
+
+    def __init__(self, app: ASGIApp, broker: Broker) -> None:
+        self._app = app
+        self._broker = broker
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        send = _secured(scope, send)
+        try:
+            self._broker.frontier.check(Headers(scope=scope))
+            caller = None if access.is_open(scope) else await access.identify(scope, self._broker)
+        except HimaliaError as error:
+            self._broker.metrics.count_error(error.code)
+            await failures.error_response(error, scope["path"])(scope, receive, send)
+            return
+        if caller is None:
+            await self._app(scope, _without_body(receive), send)
+            return
+        settings = self._broker.settings
+        body = RequestBody(
+            scope,
+            receive,
+            self._broker.bodies,
+            caller.name,
+            bytes_max=self._broker.frame_bytes_max,
+            idle_s=settings.body_idle_timeout_s,
+            total_s=settings.body_timeout_s,
+        )
+        scope["state"][BODY_KEY] = body
+        try:
+            await run_until_end(self._app, scope, body.receive, send, caller.credential)
+        finally:
+            body.release()
+
+
+def _secured(scope: Scope, send: Send) -> Send:
+    is_tls = scope["scheme"] == "https"
+
+    async def send_secured(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            add_security_headers(message, is_tls=is_tls)
+        await send(message)
+
+    return send_secured
+
+
+def _without_body(receive: Receive) -> Receive:
+    """For what is answered without a key: nothing of a body is read."""
+    is_read = False
+
+    async def receive_nothing() -> Message:
+        nonlocal is_read
+        if not is_read:
+            is_read = True
+            return {"type": "http.request", "body": b"", "more_body": False}
+        while (message := await receive())["type"] == "http.request":
+            pass
+        return message
+
+    return receive_nothing

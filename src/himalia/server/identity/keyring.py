@@ -1,0 +1,136 @@
+"""Callers known by a key: the generated token, or the keys of a file, which may change while the server runs."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from himalia.proof import key_id
+from himalia.server.identity.credential import Credential
+from himalia.server.identity.keys import KeySpec
+from himalia.server.identity.principal import Principal, everything
+from himalia.server.identity.secret import digest_of
+
+
+class Key:
+    """A secret that is known now, by its digest, and the caller who has it."""
+
+    def __init__(self, digest: bytes, principal: Principal, spec: KeySpec | None = None) -> None:
+        self.digest = digest
+        self.principal = principal
+        self.spec = spec
+
+    @classmethod
+    def of(cls, spec: KeySpec) -> Key:
+        credential = Credential(spec.expires_us)
+        principal = Principal(spec.caller, spec.rights, limits=spec.limits, credential=credential)
+        return cls(spec.digest, principal, spec)
+
+    @classmethod
+    def of_token(cls, token: str) -> Key:
+        return cls(digest_of(token), everything("token", Credential()))
+
+    def takes(self, spec: KeySpec) -> bool:
+        """Whether the caller stays the same by this; then only its expiry can be another.
+
+        A key that has expired cannot be prolonged: its credential has ended for good, so it needs a new one.
+        """
+        mine = self.spec
+        if mine is None or (self.principal.credential.ended and mine.expires_us != spec.expires_us):
+            return False
+        return (mine.name, mine.rights, mine.limits) == (spec.name, spec.rights, spec.limits)
+
+
+class Change(NamedTuple):
+    """What happened to a key: ``key_created``, ``key_revoked``, ``key_rotated`` or ``key_changed``."""
+
+    event: str
+    caller: str
+
+
+class Keyring:
+    """Knows callers by their secret. How long that takes does not depend on which secret is shown."""
+
+    def __init__(self, keys: Iterable[Key] = ()) -> None:
+        # Keys are found by a keyed hash of what is shown. Whoever does not have this key cannot choose what to show
+        # so that the time of the search tells something.
+        self._blinding = secrets.token_bytes(32)
+        self._decoy = secrets.token_bytes(32)
+        self._by_blinded: dict[bytes, Key] = {}
+        self._by_id: dict[str, Key] = {}
+        self._replace(keys)
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(list(self._by_blinded.values()))
+
+    def find(self, secret: str) -> Key | None:
+        """The key with this secret, expired or not."""
+        return self.by_digest(digest_of(secret))
+
+    def by_digest(self, digest: bytes) -> Key | None:
+        key = self._by_blinded.get(self._blinded(digest))
+        is_right = hmac.compare_digest(self._decoy if key is None else key.digest, digest)
+        return key if is_right else None
+
+    def by_id(self, id: str) -> Key | None:
+        """The key that a client names before it sends it; see ``himalia.proof``."""
+        return self._by_id.get(id)
+
+    def set_token(self, token: str) -> bool:
+        """Know this token and nothing else. Returns whether it is another than before; that one ends."""
+        if self.find(token) is not None:
+            return False
+        before = list(self)
+        self._replace([Key.of_token(token)])
+        for key in before:
+            key.principal.credential.end("the token was replaced by a new one")
+        return bool(before)
+
+    def update(self, specs: Iterable[KeySpec]) -> list[Change]:
+        """Know the keys of a file that has changed. What came in by a key that is not as it was ends."""
+        before = {key.digest: key for key in self}
+        names_before = {key.spec.name for key in before.values() if key.spec is not None}
+        keys: list[Key] = []
+        changes: list[Change] = []
+        stays: set[bytes] = set()
+        for spec in specs:
+            known = before.get(spec.digest)
+            if known is not None and known.takes(spec):
+                known.spec = spec
+                known.principal.credential.expires_us = spec.expires_us
+                stays.add(spec.digest)
+                keys.append(known)
+                continue
+            keys.append(Key.of(spec))
+            if known is not None:
+                changes.append(Change("key_changed", spec.caller))
+            elif not spec.is_old:
+                is_new = spec.name not in names_before
+                changes.append(Change("key_created" if is_new else "key_rotated", spec.caller))
+        self._replace(keys)
+        names = {key.spec.name for key in keys if key.spec is not None}
+        for digest, key in before.items():
+            if digest not in stays:
+                self._end(key, names, changes, was_changed=digest in {key.digest for key in keys})
+        return list(dict.fromkeys(changes))
+
+    def _end(self, key: Key, names: set[str], changes: list[Change], *, was_changed: bool) -> None:
+        credential = key.principal.credential
+        if was_changed:
+            credential.end("the rights of this key have changed; connect again")
+        elif key.spec is not None and key.spec.name in names:
+            credential.end("this key was replaced by a new one")
+        else:
+            credential.end("this key was removed")
+            changes.append(Change("key_revoked", key.principal.name))
+
+    def _replace(self, keys: Iterable[Key]) -> None:
+        found = list(keys)
+        self._by_blinded = {self._blinded(key.digest): key for key in found}
+        self._by_id = {key_id(key.digest): key for key in found}
+
+    def _blinded(self, digest: bytes) -> bytes:
+        return hashlib.blake2b(digest, key=self._blinding, digest_size=16).digest()

@@ -1,0 +1,69 @@
+"""The generated token: made once for a log, kept beside it, and the same over restarts until it is rotated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from himalia.errors import ConfigurationError
+from himalia.log import sqlite_path
+from himalia.server.identity.private_file import locked, others_may_read, write_private
+from himalia.server.identity.secret import LENGTH_MIN, new_secret
+
+
+def beside_log(log_url: str, suffix: str) -> Path | None:
+    """The file of the server that lies beside its log, such as ``log.db.token``; None for a log in memory."""
+    if not log_url.lower().startswith("sqlite:"):
+        return None
+    log = sqlite_path(log_url).resolve()
+    return log.with_name(f"{log.name}.{suffix}")
+
+
+class TokenFile:
+    """In the clear, and readable by its owner only: the commands of the same user read it.
+
+    Raises ``ConfigurationError`` where the directory of the log cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def of_log(cls, log_url: str) -> TokenFile | None:
+        path = beside_log(log_url, "token")
+        return None if path is None else cls(path)
+
+    def read(self) -> str | None:
+        """The token; None if there is none, or if other users could have read it: such a token is not used again."""
+        try:
+            if others_may_read(self.path):
+                return None
+            token = self.path.read_text("ascii").strip()
+        except FileNotFoundError:
+            return None
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigurationError(f"cannot read the token in {self.path}: {error}") from None
+        return token if len(token) >= LENGTH_MIN else None
+
+    def read_or_make(self) -> str:
+        with self._changing():
+            return self.read() or self._write()
+
+    def rotate(self) -> str:
+        """Replace the token. A server that runs on this log takes the new one within seconds."""
+        with self._changing():
+            return self._write()
+
+    def _write(self) -> str:
+        token = new_secret()
+        write_private(self.path, token.encode() + b"\n")
+        return token
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        try:
+            with locked(self.path.parent):
+                yield
+        except OSError as error:
+            raise ConfigurationError(f"the token cannot be kept in {self.path}: {error.strerror}") from None

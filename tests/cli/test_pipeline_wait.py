@@ -1,0 +1,54 @@
+"""``pipeline run --once`` beside a pipeline that holds the warehouse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+
+from himalia.cli import pipeline_wait
+from himalia.cli.pipeline_wait import wait_for_other
+from himalia.client import SyncClient
+from himalia.errors import WarehouseLocked
+from himalia.spark.warehouse.layout import POSITIONS
+from tests.serving import RunningServer
+
+
+@pytest.fixture
+def warehouse(tmp_path: Path) -> Path:
+    return tmp_path / "warehouse"
+
+
+def commit(warehouse: Path, client: SyncClient, offset: int) -> None:
+    """What a pipeline commits after a batch."""
+    epoch = {topic.name: topic.epoch for topic in client.topics()}["orders"]
+    rows = pa.table({"topic": ["orders"], "epoch": [epoch], "offset": pa.array([offset], pa.int64())})
+    write_deltalake(warehouse / POSITIONS, rows, mode="overwrite")
+
+
+def test_it_returns_when_the_other_has_read_all(server: RunningServer, warehouse: Path) -> None:
+    """All records that are in the log when it is called count; topics that the pipeline does not read do not."""
+    server.create("orders", "refunds", "pipeline.positions")
+    with SyncClient(server.url) as client:
+        for topic in ("orders", "orders", "refunds"):
+            client.publish(topic, 1)
+        commit(warehouse, client, 2)
+        wait_for_other(client, warehouse, ["orders"], WarehouseLocked(str(warehouse), "process 1"))
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+def test_a_pipeline_that_does_not_get_there_is_named(
+    server: RunningServer, warehouse: Path, monkeypatch: pytest.MonkeyPatch, offset: int
+) -> None:
+    """One that commits nothing more is not waited for without end."""
+    monkeypatch.setattr(pipeline_wait, "PATIENCE_S", 0.6)
+    server.create("orders")
+    with SyncClient(server.url) as client:
+        client.publish("orders", 1)
+        client.publish("orders", 2)
+        if offset:
+            commit(warehouse, client, offset)
+        with pytest.raises(WarehouseLocked, match="process 1"):
+            wait_for_other(client, warehouse, [">"], WarehouseLocked(str(warehouse), "process 1"))

@@ -1,0 +1,16 @@
+"""Servers that ask for a key."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.server.identity.callers import TOKEN, Serve
+from tests.serving import RunningServer
+
+
+@pytest.fixture(scope="module")
+def locked(serve_all: Serve) -> RunningServer:
+    """With the token ``TOKEN`` and the topic ``orders``, for the tests of a module."""
+    server = serve_all(token=TOKEN, refused_key_delay_s=0)
+    server.create("orders")
+    return server

@@ -1,0 +1,235 @@
+"""What a key, token or session has opened ends with it: WebSockets, event streams, reads and publishes under way."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from websockets.exceptions import ConnectionClosed
+
+from himalia.server import credential_end
+from tests.server.identity.callers import Serve, error_of, write_keys
+from tests.server.raw import Wire, until
+from tests.serving import DEADLINE_S, RunningServer, ask, hear
+
+ADMIN = {"X-API-Key": "admin-key-0123456789"}
+SHOP = {"X-API-Key": "shop-key-0123456789"}
+ADMIN_TABLE = """
+[keys.admin]
+key = "admin-key-0123456789"
+publish = [">"]
+subscribe = [">"]
+manage = [">"]
+"""
+SHOP_TABLE = """
+[keys.shop]
+key = "shop-key-0123456789"
+publish = [">"]
+subscribe = [">"]
+execute = [">"]
+"""
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    return write_keys(tmp_path / "keys.toml", ADMIN_TABLE + SHOP_TABLE)
+
+
+@pytest.fixture
+def server(serve: Serve, keys: Path) -> RunningServer:
+    server = serve(keys_file=keys)
+    with server.http(headers=ADMIN) as http:
+        http.post("/topics", json={"name": "orders"}).raise_for_status()
+    return server
+
+
+@pytest.fixture
+def remove_shop(server: RunningServer, keys: Path) -> Callable[[], None]:
+    """Take the key out of the file; comes back when the server no longer knows it."""
+
+    def remove() -> None:
+        write_keys(keys, ADMIN_TABLE)
+        deadline = time.monotonic() + DEADLINE_S
+        with server.http(headers=SHOP) as http:
+            while http.get("/topics").status_code == 200:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+
+    return remove
+
+
+async def test_a_websocket_is_told_and_closed(server: RunningServer, keys: Path) -> None:
+    """An ``error`` says why, then close code 4401; what it subscribed to is gone."""
+    async with server.connect(additional_headers=SHOP) as ws:
+        await ask(ws, type="subscribe", topic="orders", client_id="v")
+        write_keys(keys, ADMIN_TABLE)
+        told = await hear(ws)
+        assert told["error"] == {"code": "UNAUTHORIZED", "message": "this key was removed"}
+        with pytest.raises(ConnectionClosed) as closed:
+            await hear(ws)
+        assert closed.value.rcvd is not None
+        assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (4401, "UNAUTHORIZED")
+    with server.http(headers=ADMIN) as http:
+        assert http.get("/stats").json()["subscribers"] == []
+
+
+async def test_a_websocket_cannot_publish_after_its_key_has_ended(server: RunningServer, keys: Path) -> None:
+    """What comes after the end is not read, however quickly it is sent."""
+    async with server.connect(additional_headers=SHOP) as ws:
+        await ask(ws, type="ping")
+        connection = server.on_loop(lambda: next(iter(server.broker.connections)))
+        server.on_loop(lambda: connection.principal.credential.end("over"))
+        server.on_loop(
+            lambda: connection.receive(
+                b'{"type":"publish","topic":"orders","message":{"id":"7d9f2c1e-0b7a-4c58-9d43-0f6c8a1f2b3c","payload":1}}'
+            )
+        )
+        server.on_loop(connection.end_of_input)
+    with server.http(headers=ADMIN) as http:
+        assert http.get("/topics/orders/messages").json()["messages"] == []
+
+
+def test_an_event_stream_says_why_and_ends(server: RunningServer, remove_shop: Callable[[], None]) -> None:
+    """The last event is the error; the stream ends in order."""
+    with server.http(headers=SHOP) as http, http.stream("GET", "/topics/orders/events") as stream:
+        lines = stream.iter_lines()
+        assert next(lines) == ": connected"
+        remove_shop()
+        rest = "\n".join(lines)
+    assert "event: error" in rest and "this key was removed" in rest
+
+
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    """Nothing is freed by the garbage collector meanwhile, which may not come by for a long time."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("uncollected")
+@pytest.mark.parametrize(
+    ("path", "accept"),
+    [
+        ("events?from=0", "text/event-stream"),
+        ("messages", "application/json"),
+        ("messages", "application/x-ndjson"),
+        ("messages", "application/vnd.apache.arrow.stream"),
+    ],
+    ids=["events", "JSON", "NDJSON", "Arrow"],
+)
+def test_a_reader_that_takes_nothing_leaves_nothing_behind(
+    server: RunningServer, remove_shop: Callable[[], None], path: str, accept: str
+) -> None:
+    """Its connection, its subscription and its places are free again, though its last piece was never taken."""
+    with server.http(headers=ADMIN) as http:
+        for _ in range(8):
+            http.post("/topics/orders/messages", json=[{"payload": "x" * 900_000}] * 4).raise_for_status()
+    broker = server.broker
+
+    def in_use() -> int:
+        places = sum(len(usage.places) for usage in broker.usages._usages.values())
+        return broker.manager.subscriber_count + broker.connection_count + broker.readers + places
+
+    with Wire(server.port, receive_bytes=4096) as wire:
+        head = f"GET /topics/orders/{path} HTTP/1.1\r\nHost: localhost\r\nAccept: {accept}\r\n"
+        wire.send(f"{head}X-API-Key: {SHOP['X-API-Key']}\r\n\r\n".encode())
+        until(lambda: server.on_loop(in_use))
+        remove_shop()
+        until(lambda: not server.on_loop(in_use))
+        until(lambda: not server.broker.admission.count)
+
+
+def test_a_read_under_way_is_cut_off(
+    server: RunningServer, remove_shop: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its reader cannot take it for whole: the answer has no end."""
+    monkeypatch.setattr(credential_end, "GRACE_S", 0.0)
+    with server.http(headers=ADMIN) as http:
+        for _ in range(8):
+            http.post("/topics/orders/messages", json=[{"payload": "x" * 900_000}] * 4).raise_for_status()
+    with (
+        server.http(headers=SHOP) as http,
+        http.stream("GET", "/topics/orders/messages", params={"limit": 100}) as stream,
+    ):
+        parts = stream.iter_raw(65536)
+        next(parts)
+        remove_shop()
+        with pytest.raises(httpx.RemoteProtocolError):
+            for _ in parts:
+                pass
+
+
+def test_a_publish_under_way_is_refused(server: RunningServer, remove_shop: Callable[[], None]) -> None:
+    """A body that is still coming is not read on; nothing of it is stored."""
+    with Wire(server.port) as wire:
+        head = (
+            "POST /topics/orders/messages HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        )
+        wire.send(
+            f'{head}Content-Length: 1000\r\nX-API-Key: {SHOP["X-API-Key"]}\r\n\r\n{{"payload":'.encode()
+        )
+        remove_shop()
+        status, _, body = wire.response()
+    assert status == 401 and b"this key was removed" in body
+    with server.http(headers=ADMIN) as http:
+        assert http.get("/topics/orders/messages").json()["messages"] == []
+
+
+def test_nothing_is_logged_as_a_bug(
+    server: RunningServer, remove_shop: Callable[[], None], no_errors_logged: None
+) -> None:
+    """Cutting off a reader who does not read is no error of the server."""
+    with server.http(headers=ADMIN) as http:
+        for _ in range(8):
+            http.post("/topics/orders/messages", json=[{"payload": "x" * 900_000}] * 4).raise_for_status()
+    with Wire(server.port) as wire:
+        wire.send(
+            "GET /topics/orders/messages?limit=100 HTTP/1.1\r\nHost: localhost\r\n"
+            f"X-API-Key: {SHOP['X-API-Key']}\r\n\r\n".encode()
+        )
+        remove_shop()
+        wire.until_end()
+
+
+def test_an_expired_key_ends_what_it_opened(serve: Serve, tmp_path: Path) -> None:
+    """At the time in the file, without anybody doing anything; from then on the key says that it has expired."""
+    soon = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 3))
+    table = SHOP_TABLE.replace("publish", f"expires = {soon}\npublish", 1)
+    server = serve(keys_file=write_keys(tmp_path / "keys.toml", ADMIN_TABLE + table))
+    with server.http(headers=ADMIN) as http:
+        http.post("/topics", json={"name": "orders"}).raise_for_status()
+    with server.http(headers=SHOP) as http:
+        with http.stream("GET", "/topics/orders/events") as stream:
+            assert stream.status_code == 200
+            assert "this key has expired" in "".join(stream.iter_text())
+        answer = http.get("/topics")
+        assert error_of(answer) == (401, "UNAUTHORIZED") and "expired" in answer.text
+
+
+def test_a_removed_key_ends_its_sessions(server: RunningServer, remove_shop: Callable[[], None]) -> None:
+    """Whoever signed in with it is signed out."""
+    with server.http() as http:
+        http.post("/session", headers=SHOP).raise_for_status()
+        with http.stream("GET", "/topics/orders/events") as stream:
+            remove_shop()
+            assert "sign in again" in "".join(stream.iter_text())
+        assert error_of(http.get("/topics")) == (401, "UNAUTHORIZED")
+
+
+def test_a_session_has_the_rights_of_now(server: RunningServer, keys: Path) -> None:
+    """A key that loses a right takes it from those who are signed in with it; they stay signed in."""
+    with server.http() as http:
+        http.post("/session", headers=SHOP).raise_for_status()
+        assert http.post("/topics/orders/messages", json={"payload": 1}).status_code == 200
+        write_keys(keys, ADMIN_TABLE + SHOP_TABLE.replace('publish = [">"]', ""))
+        deadline = time.monotonic() + DEADLINE_S
+        while http.post("/topics/orders/messages", json={"payload": 1}).status_code == 200:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert error_of(http.post("/topics/orders/messages", json={"payload": 1})) == (403, "FORBIDDEN")
+        assert http.get("/session").json()["caller"] == "key:shop"

@@ -1,0 +1,53 @@
+"""TLS: the same interfaces, and certificates that cannot be used."""
+
+from __future__ import annotations
+
+import ssl
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from himalia.errors import ConfigurationError
+from tests.server.identity.callers import TOKEN, Serve
+from tests.serving import ask, hear_events, publish
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A certificate for 127.0.0.1 that signs itself, and its key."""
+    directory = tmp_path_factory.mktemp("tls")
+    certificate, key = directory / "cert.pem", directory / "key.pem"
+    command = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2"
+    names = "-subj /CN=himalia -addext subjectAltName=IP:127.0.0.1"
+    files = ["-keyout", str(key), "-out", str(certificate)]
+    subprocess.run([*command.split(), *names.split(), *files], check=True, capture_output=True)
+    return certificate, key
+
+
+async def test_tls_serves_rest_and_websocket(serve: Serve, certificate: tuple[Path, Path]) -> None:
+    """With a certificate the same interfaces are https and wss, and the cookie is for https alone."""
+    server = serve(token=TOKEN, ssl_certfile=certificate[0], ssl_keyfile=certificate[1])
+    trusting = ssl.create_default_context(cafile=str(certificate[0]))
+    assert server.url.startswith("https://")
+    with server.http(verify=trusting, headers=server.headers) as http:
+        assert http.post("/topics", json={"name": "orders"}).status_code == 201
+        assert "secure" in http.get("/", params={"token": TOKEN}).headers["set-cookie"].lower()
+    async with server.connect(ssl=trusting) as publisher, server.connect(ssl=trusting) as viewer:
+        await ask(viewer, type="subscribe", topic="orders", client_id="v")
+        # More than one TLS record, in both directions.
+        await publish(publisher, "orders", "x" * 500_000, 2)
+        assert [len(str(e["message"]["payload"])) for e in await hear_events(viewer, 2)] == [500_000, 1]
+
+
+@pytest.mark.parametrize("wrong", ["missing", "garbage", "swapped"])
+def test_a_certificate_that_cannot_be_used_is_explained(
+    serve: Serve, certificate: tuple[Path, Path], tmp_path: Path, wrong: str
+) -> None:
+    """Starting fails with a sentence, not with a traceback of the TLS library."""
+    garbage = tmp_path / "garbage.pem"
+    garbage.write_text("hello")
+    cert, key = certificate
+    files = {"missing": (tmp_path / "no.pem", key), "garbage": (garbage, key), "swapped": (key, cert)}[wrong]
+    with pytest.raises(ConfigurationError, match="certificate or key"):
+        serve(token=TOKEN, ssl_certfile=files[0], ssl_keyfile=files[1])
