@@ -146,7 +146,10 @@ def is_alive(pid: int) -> bool:
 async def client_of(manager: AsyncKernelManager) -> AsyncKernelClient:
     client = manager.client()
     client.start_channels()
-    await client.wait_for_ready(timeout=DEADLINE_S)
+    try:
+        await client.wait_for_ready(timeout=DEADLINE_S)
+    except RuntimeError as error:
+        raise AssertionError(f"{error}; the kernel wrote: {keeper_of(manager).log_tail()}") from error
     return client
 
 

@@ -20,12 +20,22 @@ async def main() -> int:
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     try:
         async with Client() as client:
-            await asyncio.gather(Shop(client).run(), _play(Notebook(client)))
+            await _run(client)
     except asyncio.CancelledError:
         return 0
     except HimaliaError as error:
         print(f"error: {error.message}", file=sys.stderr, flush=True)
     return 1
+
+
+async def _run(client: Client) -> None:
+    """The client stays open until the notebook has stopped its kernel, however the shop ends."""
+    notebook = asyncio.create_task(_play(Notebook(client)))
+    try:
+        await Shop(client).run()
+    finally:
+        notebook.cancel()
+        await asyncio.wait({notebook})
 
 
 async def _play(notebook: Notebook) -> None:

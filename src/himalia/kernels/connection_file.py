@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 import zmq
@@ -12,6 +12,7 @@ from jupyter_core.paths import jupyter_runtime_dir
 from himalia.errors import BadRequest
 
 Port = Literal["shell", "iopub", "stdin", "control", "hb"]
+PORTS: tuple[Port, ...] = get_args(Port)
 
 
 class ConnectionInfo(msgspec.Struct, frozen=True):

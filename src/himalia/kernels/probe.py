@@ -6,11 +6,10 @@ import asyncio
 import os
 
 from himalia.errors import BadRequest, KernelUnavailable
-from himalia.kernels.connection_file import ConnectionInfo
+from himalia.kernels.connection_file import PORTS, ConnectionInfo
 
 RETRY_S = 0.1
 CONNECT_WITHIN_S = 3.0
-PORTS = ("shell", "iopub", "stdin", "control", "hb")
 
 
 async def check_listening(connection: ConnectionInfo, *, within_s: float) -> None:

@@ -10,11 +10,13 @@ from typing import Any
 
 from jupyter_client.connect import KernelConnectionInfo, LocalPortCache
 from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
+from jupyter_client.localinterfaces import is_local_ip
 from jupyter_client.manager import AsyncKernelManager
 from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 from traitlets import Bool, Float, Integer, Unicode, default
 
 from himalia.kernels.command import kernel_command
+from himalia.kernels.connection_file import PORTS
 from himalia.kernels.environment import kernel_environment
 from himalia.kernels.keeper import place
 from himalia.kernels.keeper.spool import SPOOL_BYTES_MAX
@@ -28,6 +30,7 @@ from himalia.kernels.keeping import (
     Launch,
     remove_leftovers,
 )
+from himalia.kernels.ports import PortBlock, find_ports, reserve
 from himalia.runtime import runtime_directory
 
 _IGNORED = {"stdin", "stdout", "stderr", "independent", "kernel_id", "extra_arguments", "start_new_session"}
@@ -68,6 +71,7 @@ class KeeperProvisioner(LocalProvisioner):
 
     _was_waited_for = False
     _launch_args: dict[str, Any] | None = None
+    _port_block: PortBlock | None = None
 
     @default("directory")
     def _default_directory(self) -> str:
@@ -81,6 +85,12 @@ class KeeperProvisioner(LocalProvisioner):
         self.cwd = keeper.info.cwd
         self._was_waited_for = False
 
+    def adopt_ports(self, manager: AsyncKernelManager) -> None:
+        """Have a restart use the ports that the kernel has, and no other kernel choose them."""
+        self.ports_cached = manager.cache_ports
+        LocalPortCache.instance().currently_used_ports.update(manager.ports)
+        self._port_block = reserve(manager.shell_port)
+
     def leave_ports(self) -> None:
         """Have the next launch look for other ports: something else took one of these before the kernel did."""
         manager = self.parent
@@ -88,6 +98,7 @@ class KeeperProvisioner(LocalProvisioner):
             return
         for port in manager.ports:
             LocalPortCache.instance().return_port(port)
+        self.release_ports()
         self.ports_cached = False
 
     # What jupyter_client asks
@@ -128,7 +139,25 @@ class KeeperProvisioner(LocalProvisioner):
         os.makedirs(self.directory, mode=0o700, exist_ok=True)
         if self.parent is not None and not self.parent.connection_file:
             self.parent.connection_file = str(Path(self.directory) / place.CONNECTION_FILE)
+        self._choose_ports()
         return await super().pre_launch(**kwargs)
+
+    def _choose_ports(self) -> None:
+        """Choose ports that no other program is given by chance; where there are none, jupyter_client chooses."""
+        manager = self.parent
+        if manager is None or not manager.cache_ports or self.ports_cached or not is_local_ip(manager.ip):
+            return
+        self._port_block = find_ports(manager.ip)
+        if self._port_block is not None:
+            for name, port in zip(PORTS, self._port_block.ports, strict=True):
+                setattr(manager, f"{name}_port", port)
+            self.ports_cached = True
+
+    def release_ports(self) -> None:
+        """Others may choose the ports again, as soon as nothing listens there."""
+        block, self._port_block = self._port_block, None
+        if block is not None:
+            block.release()
 
     async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> KernelConnectionInfo:
         """Start a keeper and its kernel. Raises ``KernelNotStarted`` if the command cannot be run."""
@@ -186,6 +215,8 @@ class KeeperProvisioner(LocalProvisioner):
     async def cleanup(self, restart: bool = False) -> None:
         """Release the keeper. For a restart the spool stays, and the next keeper goes on with it."""
         await self._release(keep_files=restart)
+        if not restart:
+            self.release_ports()
         await super().cleanup(restart=restart)
 
     async def _release(self, *, keep_files: bool) -> None:
@@ -248,6 +279,7 @@ async def let_go(manager: AsyncKernelManager, *, keep_s: float | None = None) ->
         if keep_s is not None:
             await keeper.stay(keep_s)
         await keeper.close()
+        provisioner.release_ports()
     manager._close_control_socket()
     if manager._created_context:
         manager.context.destroy(linger=0)
@@ -278,9 +310,7 @@ async def _managed(keeper: Keeper, kernel_spec_manager: KernelSpecManager | None
         await keeper.stay(max(provisioner.keep_s, BUSY_KEEP_S))
     provisioner.adopt(keeper)
     provisioner.connection_info = manager.get_connection_info()
-    # Otherwise a restart would look for new ports, and another kernel could be given these.
-    provisioner.ports_cached = manager.cache_ports
-    LocalPortCache.instance().currently_used_ports.update(manager.ports)
+    provisioner.adopt_ports(manager)
     manager.provisioner = provisioner
     manager._launch_args = launch["args"]
     manager._attempted_start = True
