@@ -15,7 +15,6 @@ from typing import Any
 
 import psutil
 import pytest
-from jupyter_client.connect import LocalPortCache
 
 from himalia.errors import (
     BadRequest,
@@ -26,7 +25,9 @@ from himalia.errors import (
     KernelUnavailable,
     TooManyKernels,
 )
+from himalia.kernels import provisioner
 from himalia.kernels.model import KernelState
+from himalia.kernels.ports import PortBlock, find_ports
 from himalia.kernels.request import Code
 from himalia.kernels.wire import KernelMessage
 from tests.kernels.fake_kernel import FakeKernel
@@ -158,12 +159,8 @@ async def test_port_that_another_program_took(
     hosting: Hosting, monkeypatch: pytest.MonkeyPatch, taken: int
 ) -> None:
     """Ports are chosen before the kernel listens on them: one that is taken by then costs a start, not the kernel."""
-    choose, chosen = LocalPortCache.find_available_port, [taken]
-    monkeypatch.setattr(
-        LocalPortCache,
-        "find_available_port",
-        lambda cache, ip: chosen.pop() if chosen else choose(cache, ip),
-    )
+    chosen = [PortBlock(taken, None)]
+    monkeypatch.setattr(provisioner, "find_ports", lambda ip: chosen.pop() if chosen else find_ports(ip))
     await hosting.open()
     kernel = await hosting.start()
     assert text_of(await hosting.run(kernel, "print('here')")) == "here\n"
@@ -177,7 +174,7 @@ async def test_ports_that_are_always_taken(
     hosting: Hosting, monkeypatch: pytest.MonkeyPatch, taken: int
 ) -> None:
     """A kernel that never finds a free port is given up, with what it said, and nothing stays behind."""
-    monkeypatch.setattr(LocalPortCache, "find_available_port", lambda cache, ip: taken)
+    monkeypatch.setattr(provisioner, "find_ports", lambda ip: PortBlock(taken, None))
     host = await hosting.open()
     with pytest.raises(KernelFailed, match="Address already in use"):
         await hosting.start()

@@ -15,6 +15,7 @@ import pytest
 from himalia.errors import InternalError, LogFull, LogLocked, LogReadOnly, LogUnavailable
 from himalia.log import Batch
 from himalia.log.sqlite import SqliteLog
+from himalia.log.sqlite.failures import translate
 from himalia.log.sqlite.jobs import StopJob
 from himalia.log.sqlite.store import Store
 from himalia.record import Draft, Retention
@@ -61,6 +62,20 @@ async def recovered(log: Any) -> None:
 
 
 class TestFullDisk:
+    async def test_no_room_for_the_shared_memory_file(self, sqlite: Backend, small_disk: Path) -> None:
+        """SQLite calls it an I/O error; Himalia says that the disk is full all the same."""
+        path = sqlite.path = small_disk / "log.db"
+        log = await sqlite.open()
+        await log.create("t")
+        await log.close()
+        with filled_up(small_disk):
+            connection = sqlite3.connect(path)
+            with pytest.raises(sqlite3.OperationalError) as caught:
+                connection.execute("SELECT * FROM topics")
+            connection.close()
+            assert caught.value.sqlite_errorname == "SQLITE_IOERR_SHMSIZE"
+            assert isinstance(translate(caught.value, path), LogFull)
+
     async def test_it_fails_and_recovers(self, sqlite: Backend, small_disk: Path) -> None:
         """On a full disk appends fail, health says what to do, reading goes on; with space all is well again,
         without anyone publishing, and what was acknowledged is there."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from himalia.client import SyncClient
 from himalia.errors import WarehouseLocked
 from himalia.spark.warehouse.layout import POSITIONS
+from himalia.tables.warehouse import read_positions
 from himalia.topics import matches
 
 LOOK_EVERY_S = 0.5
@@ -54,7 +55,6 @@ def _positions(warehouse: Path) -> dict[tuple[str, str], int]:
     from deltalake.exceptions import TableNotFoundError
 
     try:
-        rows = DeltaTable(warehouse / POSITIONS).to_pyarrow_table().to_pylist()
+        return read_positions(DeltaTable(warehouse / POSITIONS))
     except TableNotFoundError:
         return {}
-    return {(row["topic"], row["epoch"]): row["offset"] for row in rows}

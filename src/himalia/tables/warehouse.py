@@ -157,6 +157,20 @@ class Tables:
         return Result(execute, statement, names)
 
 
+def read_positions(table: DeltaTable) -> dict[tuple[str, str], int]:
+    """The next offset that the pipeline reads, by topic and epoch, from its table of positions.
+
+    By the engine, not by ``to_pyarrow_table``: threads of pyarrow would call Python for the files, and a process that
+    exits while one of them does is aborted.
+    """
+    from deltalake import QueryBuilder
+
+    engine = QueryBuilder().register("positions", table)
+    rows = engine.execute('SELECT topic, epoch, "offset" FROM positions').read_all()
+    columns = [rows.column(name).to_pylist() for name in ("topic", "epoch", "offset")]
+    return {(topic, epoch): int(offset) for topic, epoch, offset in zip(*columns, strict=True)}
+
+
 def _require_query(engine: QueryBuilder, plan: Statement, names: Sequence[str]) -> None:
     """``BadQuery`` if the engine's plan would do anything but read."""
     with translating(plan, names):

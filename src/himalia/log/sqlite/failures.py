@@ -19,6 +19,9 @@ from himalia.errors import (
     LogUnavailable,
 )
 
+SHARED_MEMORY_STEP_BYTES = 32 << 10
+"""By so much SQLite extends the file ``-shm``."""
+
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
 
@@ -89,8 +92,20 @@ def _from_sqlite(error: sqlite3.Error, path: Path) -> LogUnavailable:
         return corrupt(path, str(error))
     if kind in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return LogUnavailable(f"another program holds {path} locked: end it, or wait", path=str(path))
+    if kind == sqlite3.SQLITE_IOERR and _is_disk_full(path):
+        # SQLite says SQLITE_FULL for its pages only. If it cannot extend the shared memory file it says IOERR_SHMSIZE.
+        return full(path)
     name = getattr(error, "sqlite_errorname", type(error).__name__)
     return LogUnavailable(f"the log {path} failed: {error} ({name}); look at its disk", path=str(path))
+
+
+def _is_disk_full(path: Path) -> bool:
+    """Whether there is not even room for one more part of the shared memory file."""
+    try:
+        disk = os.statvfs(path.parent)
+    except OSError:
+        return False
+    return disk.f_bavail * disk.f_frsize < SHARED_MEMORY_STEP_BYTES
 
 
 def _cannot_open(path: Path) -> LogUnavailable:

@@ -174,9 +174,12 @@ class Writer:
                 self._save_clock(self._store)
                 forget_name(self._store.db)
                 self._store.checkpoint()
-            except sqlite3.Error:
+            except sqlite3.Error as error:
                 # What was committed is in the write-ahead log and will be found there.
-                logger.warning("could not tidy up the log %s", self._path, exc_info=True)
+                logger.warning(
+                    "the log was closed without a checkpoint, and the next start recovers it: %s",
+                    translate(error, self._path).message,
+                )
         self._drop_store()
         self._lock.release()
 

@@ -10,6 +10,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from himalia.record import Position
 from himalia.spark.warehouse.delta import Table
 from himalia.spark.warehouse.plan import Plan
+from himalia.tables.warehouse import read_positions
 
 SCHEMA = StructType(
     [
@@ -72,5 +73,4 @@ class PositionsTable:
         return {topic: Position(self.next.get((topic, epoch), 0), epoch) for topic, epoch in epochs.items()}
 
     def _read(self) -> dict[tuple[str, str], int]:
-        rows = self._table.delta.to_pyarrow_table().to_pylist()
-        return {(row["topic"], row["epoch"]): int(row["offset"]) for row in rows}
+        return read_positions(self._table.delta)
