@@ -306,7 +306,9 @@ async def test_a_server_that_is_stopped_while_it_reads_leaves_the_rest(hosting: 
         await log.open()
         manager = PubSubManager(log)
         await manager.start()
-        leftovers = Leftovers(manager, Settings(log=hosting.url, kernel_buffer_bytes=20_000))
+        leftovers = Leftovers(
+            manager, Settings(log=hosting.url, kernel_buffer_bytes=20_000), lambda kernel_id, reason: None
+        )
         settling = asyncio.create_task(leftovers.settle(directory))
         await asyncio.wait({settling}, timeout=0.02 * (broken_off + 1))
         broken_off += not settling.done()

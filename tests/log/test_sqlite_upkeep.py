@@ -269,6 +269,20 @@ class TestErasing:
         await log.close()
         assert sqlite.query("SELECT producer FROM producers") == [("p",)]
 
+    async def test_deleted_topics_leave_nothing_in_memory(
+        self, sqlite: Backend, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Topics that come and go do not wait in memory for the age at which their records would be removed."""
+        monkeypatch.setattr(retention, "STALE_MAX", 10)
+        log = await sqlite.open()
+        for number in range(100):
+            await log.create(f"t{number}", Retention(age_s=1000))
+            await add(log, f"t{number}", 1)
+            await log.delete(f"t{number}")
+        upkeep = log._writer._upkeep
+        assert len(upkeep._by_age) <= 11
+        await log.close()
+
     async def test_many_topics(self, sqlite: Backend) -> None:
         """Many deleted topics are erased, with and without records, while others are cut."""
         log = await sqlite.open()

@@ -216,19 +216,37 @@ def test_it_takes_no_room_from_topics_max(serve: Serve) -> None:
 # A topic of that name that a user made
 
 
-async def put_topic(path: Path, headers: bytes) -> None:
+async def put_topic(path: Path, *headers: bytes) -> None:
     log = open_log(f"sqlite://{path}")
     await log.open()
-    await log.create(AUDIT_TOPIC)
-    await log.append(Batch(AUDIT_TOPIC, [Draft("a", b"1", headers)]))
+    await log.create(AUDIT_TOPIC, Retention(count=1))
+    for each in headers:
+        await log.append(Batch(AUDIT_TOPIC, [Draft("a", b"1", each)]))
     await log.close()
 
 
-def test_a_topic_of_the_users_own_is_refused_at_start(serve: Serve, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "headers",
+    [
+        b'{"publisher":"shop"}',
+        b'{"publisher":"shop","audit":"1","event":"signed_in"}',
+        b'{"publisher":"server","audit":"1","event":"sold"}',
+    ],
+)
+def test_a_topic_of_the_users_own_is_refused_at_start(serve: Serve, tmp_path: Path, headers: bytes) -> None:
     """Nothing is appended to it, and the sentence tells the command that renames it."""
-    asyncio.run(put_topic(tmp_path / "log.db", b'{"publisher":"shop"}'))
+    asyncio.run(put_topic(tmp_path / "log.db", headers))
     with pytest.raises(ConfigurationError, match=r"himalia topics rename audit\.events NEW-NAME"):
         serve(auth=False, kernels=False)
+
+
+def test_an_empty_topic_of_that_name_is_replaced(serve: Serve, tmp_path: Path) -> None:
+    """It holds nothing of anybody's; the retention that its maker chose would remove what is recorded."""
+    asyncio.run(put_topic(tmp_path / "log.db"))
+    server = serve(auth=False, kernels=False)
+    server.create("one", "two")
+    with server.http() as http:
+        assert [one["topic"] for one in trail(http, server)] == ["one", "two"]
 
 
 def test_the_trail_is_continued_after_a_restart(serve: Serve) -> None:
@@ -345,8 +363,8 @@ def test_wrong_keys_are_recorded_and_logged_once_a_minute(
         ("key_refused", "", "127.0.0.1", 7),
     ]
     assert [record.message for record in caplog.records] == [
-        "refused a wrong key from 127.0.0.1",
-        "refused 7 wrong keys from 127.0.0.1",
+        "refused a wrong or expired key from 127.0.0.1",
+        "refused 7 wrong or expired keys from 127.0.0.1",
     ]
     assert "wrong-" not in json.dumps(found)
 

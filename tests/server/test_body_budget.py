@@ -69,6 +69,18 @@ async def test_small_bodies_pass_a_caller_of_their_own_who_waits() -> None:
     large.cancel()
 
 
+async def test_many_small_bodies_leave_a_quarter_to_others() -> None:
+    """A caller that sends many small bodies at once waits when it holds three quarters; another one does not."""
+    budget = BodyBudget(100 * MIB, DEADLINE_S)
+    small = [waiting_for(budget, "a", MIB) for _ in range(200)]
+    await settle()
+    assert 50 * MIB <= budget.used_bytes <= 75 * MIB
+    await asyncio.wait_for(held(budget, "b", 10 * MIB), DEADLINE_S)
+    for task in small:
+        task.cancel()
+    await asyncio.wait(small)
+
+
 async def test_those_of_a_caller_are_let_in_in_their_order() -> None:
     """A body does not overtake a larger one of the same caller that came before it; another caller's may."""
     budget = BodyBudget(100 * MIB, DEADLINE_S)

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from himalia.topics import AUDIT_TOPIC
+from tests.server.process import ServerProcess
 from tests.server.raw import until
-from tests.serving import RunningServer, ask, hear_events, start_server
+from tests.serving import DEADLINE_S, RunningServer, ask, hear_events, start_server
 
 Serve = Callable[..., RunningServer]
 
@@ -268,6 +270,19 @@ def test_records_and_the_trail_say_who(callers: Callers) -> None:
         ("kernel_restarted", "key:admin"),
         ("kernel_stopped", "key:ann"),
     ]
+
+
+def test_a_kernel_that_ended_while_no_server_ran_is_recorded(tmp_path: Path) -> None:
+    """The next server finds it gone, and the trail has its end too."""
+    with ServerProcess(tmp_path) as server, server.http(headers=server.headers) as http:
+        kernel = started(http)
+        printed = run(http, kernel, "import os; print(os.getppid())")["outputs"][0]["text"]
+        keeper = psutil.Process(int(printed))
+        server.kill()
+    keeper.terminate()
+    keeper.wait(DEADLINE_S)
+    with ServerProcess(tmp_path) as server, server.http(headers=server.headers) as http:
+        until(lambda: ("kernel_stopped", "server") in trail(http, kernel))
 
 
 def test_a_request_names_its_caller_to_the_kernel(callers: Callers, anns: str) -> None:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from himalia.errors import QueryTooLarge
+from himalia.errors import QueryTooLarge, RateLimited
 from himalia.server.query_slots import WAITING_MAX, QuerySlots
 
 
@@ -50,6 +50,16 @@ async def test_a_limit_of_its_own_counts_instead() -> None:
     slots = QuerySlots(total=3, per_caller=2)
     assert await settle(await begun(slots, *["few"] * 2, limit=1)) == [True, False]
     assert await settle(await begun(QuerySlots(3, 2), *["many"] * 4, limit=3)) == [True, True, True, False]
+
+
+async def test_the_limit_of_a_caller_is_named() -> None:
+    """Who reaches the limit of its own key reads so, and not that the server is busy with others."""
+    slots = QuerySlots(total=3, per_caller=2)
+    await begun(slots, "few", limit=1)
+    with pytest.raises(RateLimited, match="1 queries of 'few' run, its limit 'queries'"):
+        await slots.acquire("few", 0.01, 1)
+    with pytest.raises(RateLimited, match="'none' may not query tables: its limit 'queries' is 0"):
+        await slots.acquire("none", 60, 0)
 
 
 async def test_those_that_go_away_leave_their_slot() -> None:

@@ -154,13 +154,15 @@ def test_waiting_for_room_ends_in_a_named_error(serve: Serve) -> None:
     with Wire(server.port) as first, Wire(server.port) as second, ExitStack() as trickling:
         first.send(head(server, MIB))
         stop = threading.Event()
-        trickling.callback(stop.set)
 
         def trickle() -> None:
             while not stop.wait(0.05):
                 first.send(b" ")
 
-        threading.Thread(target=trickle, daemon=True).start()
+        sending = threading.Thread(target=trickle)
+        sending.start()
+        trickling.callback(sending.join)
+        trickling.callback(stop.set)
         until(lambda: server.on_loop(lambda: server.broker.bodies.used_bytes) == MIB)
         second.send(head(server, MIB - 1) + b"[")
         status, code, message = refused(second)

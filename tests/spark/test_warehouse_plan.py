@@ -34,6 +34,8 @@ topics = st.lists(
         ("pipeline.errors", [">", "pipeline.>"], True),
         ("pipeline.errors", ["pipeline.errors"], True),
         ("pipelines", [">"], True),
+        ("audit.events", [">"], False),
+        ("audit.events", ["*.events"], False),
     ],
 )
 def test_own_topics_are_read_only_by_name(topic: str, patterns: list[str], expected: bool) -> None:

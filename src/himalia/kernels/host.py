@@ -87,7 +87,9 @@ class KernelHost:
         self.kernels: dict[str, Kernel] = {}
         self.specs = KernelSpecManager()
         self.on_ended: Callable[[Kernel], None] | None = None
-        """Told of every kernel that is gone, with its counts as they are at the end."""
+        """Called for every kernel that is gone, with its counts as they are at the end."""
+        self.on_leftover: Callable[[str, str], None] | None = None
+        """Called with the id of every kernel that was gone when the server started, and why it is gone."""
         self._manager = manager
         self._settings = settings
         self._tracing = tracing
@@ -97,7 +99,7 @@ class KernelHost:
         self._failed: set[Kernel] = set()
         self._attaching: dict[str, asyncio.Task[Kernel]] = {}
         self._is_closing = False
-        self._leftovers = Leftovers(manager, settings)
+        self._leftovers = Leftovers(manager, settings, self._closed_leftover)
         self._background: set[asyncio.Task[None]] = set()
         self._directory, *self._earlier_directories = _directories_of(manager.log.url)
 
@@ -389,6 +391,10 @@ class KernelHost:
             self.on_ended(kernel)
         if not self._is_closing:
             self._forget(kernel.id)
+
+    def _closed_leftover(self, kernel_id: str, reason: str) -> None:
+        if self.on_leftover is not None:
+            self.on_leftover(kernel_id, reason)
 
     def _check_room(self) -> None:
         if self._is_closing:

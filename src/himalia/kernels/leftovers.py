@@ -44,11 +44,14 @@ LOOK_AGAIN_S = 0.05
 
 
 class Leftovers:
-    """Lives on the event loop."""
+    """Lives on the event loop. ``on_closed`` is called with the id of each kernel found gone, and why it is gone."""
 
-    def __init__(self, manager: PubSubManager, settings: Settings) -> None:
+    def __init__(
+        self, manager: PubSubManager, settings: Settings, on_closed: Callable[[str, str], None]
+    ) -> None:
         self._manager = manager
         self._settings = settings
+        self._on_closed = on_closed
 
     async def settle(self, directory: Path) -> None:
         """Store what the spool in a directory has, close what was open, and only then remove the directory.
@@ -158,6 +161,7 @@ class Leftovers:
         )
         drafts.append(event_draft(kernel_id, KernelEvent.DIED, reason=reason, **known))
         await self._manager.publish(Batch(topic, drafts))
+        self._on_closed(kernel_id, reason)
 
 
 async def _read_out(intake: Intake) -> None:

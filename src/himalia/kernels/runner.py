@@ -274,7 +274,12 @@ class Runner:
             request.timer = self._loop.call_later(max(left_s, 0), self._time_out, request)
 
     def _time_out(self, request: Request) -> None:
-        logger.info("request %s ran longer than %s s: interrupting", request.id, request.code.timeout_s)
+        logger.info(
+            "request %s of %s ran longer than %s s: interrupting",
+            request.id,
+            request.code.caller,
+            request.code.timeout_s,
+        )
         self._stop(request)
         self._close(
             request,

@@ -69,7 +69,9 @@ class AuditEvent(StrEnum):
 
 
 class _Headers(msgspec.Struct):
-    audit: str = ""
+    audit: str
+    event: AuditEvent
+    publisher: str
 
 
 _Repeated = tuple[AuditEvent, str, tuple[tuple[str, Any], ...]]
@@ -102,6 +104,10 @@ class Audit:
         except TopicNotFound:
             await self._log.create(AUDIT_TOPIC, self._retention)
         else:
+            if info.end == 0:
+                # Made by a client and never used, or by a server that was killed before its first record.
+                await self._log.delete(AUDIT_TOPIC)
+                await self._log.create(AUDIT_TOPIC, self._retention)
             await self._check_owner(info)
         self._writing = asyncio.create_task(self._write())
 
@@ -200,7 +206,7 @@ class Audit:
             return
         first = (await self._log.read(AUDIT_TOPIC, info.first, limit=1)).records[0]
         try:
-            if _decode_headers(first.headers).audit:
+            if _decode_headers(first.headers).publisher == SERVER:
                 return
         except msgspec.MsgspecError:
             pass

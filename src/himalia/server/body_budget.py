@@ -13,7 +13,9 @@ from himalia.errors import TooManyBodies
 WAITING_MAX = 256
 """Bodies that may wait. What the network has read of each of them before it was stopped is not in the budget."""
 SMALL_SHARE = 16
-"""A body that needs at most this part of what is free is let in at once, whatever else its caller holds."""
+"""A body that needs at most this part of what is free is let in at once, beside the large ones of its caller."""
+SMALL_OF_CALLER = 0.75
+"""The part of the budget beyond which also the small bodies of a caller wait: a quarter is left for others."""
 
 
 class Hold:
@@ -80,7 +82,7 @@ class BodyBudget:
 
     async def take(self, hold: Hold, size: int) -> None:
         waits_already = any(waiting.hold.caller == hold.caller for waiting in self._waiting)
-        if self._is_small(size) or (not waits_already and self._fits(hold, size)):
+        if self._is_small(hold, size) or (not waits_already and self._fits(hold, size)):
             self._give(hold, size)
             return
         if len(self._waiting) >= WAITING_MAX:
@@ -115,8 +117,10 @@ class BodyBudget:
             hold.bytes = 0
             self._let_in()
 
-    def _is_small(self, size: int) -> bool:
-        return size <= self.free_bytes // SMALL_SHARE
+    def _is_small(self, hold: Hold, size: int) -> bool:
+        """Whether a body need not wait for the large ones of its caller. Many small ones are bounded too."""
+        is_greedy = self._used_by[hold.caller] + size > self.bytes_max * SMALL_OF_CALLER
+        return size <= self.free_bytes // SMALL_SHARE and not is_greedy
 
     def _fits(self, hold: Hold, size: int) -> bool:
         free = self.free_bytes - size
@@ -133,7 +137,7 @@ class BodyBudget:
         behind: set[str] = set()
         for waiting in list(self._waiting):
             caller = waiting.hold.caller
-            if self._is_small(waiting.size) or (
+            if self._is_small(waiting.hold, waiting.size) or (
                 caller not in behind and self._fits(waiting.hold, waiting.size)
             ):
                 if not waiting.room.done():

@@ -27,7 +27,7 @@ from himalia.settings import Settings
 if TYPE_CHECKING:
     from himalia.kernels.host import KernelHost
     from himalia.kernels.kernel import Kernel
-    from himalia.kernels.request import Request
+    from himalia.kernels.request import Code, Request
     from himalia.kernels.tracing import RequestTracing
 
 T = TypeVar("T")
@@ -65,6 +65,7 @@ class Hosting:
         # Kernels that are being started or attached: not listed yet, and not to be forgotten at the end.
         self._coming: set[asyncio.Task[Any]] = set()
         self._coming_of: Counter[str] = Counter()
+        self._submitting: set[asyncio.Task[Request]] = set()
         self._ended: asyncio.Future[None]
 
     # From start to stop
@@ -78,6 +79,7 @@ class Hosting:
 
         self._host = KernelHost(self._manager, self._settings, self._tracing)
         self._host.on_ended = self._ended_kernel
+        self._host.on_leftover = self._closed_leftover
         await self._host.open()
 
     def close(self) -> asyncio.Task[None]:
@@ -117,9 +119,15 @@ class Hosting:
 
     def _ended_kernel(self, kernel: Kernel) -> None:
         self.counts.add(kernel)
+        by, reason = kernel.ended_by or SERVER, kernel.end_reason
+        self._record(AuditEvent.KERNEL_STOPPED, by, kernel_id=kernel.id, reason=reason)
+
+    def _closed_leftover(self, kernel_id: str, reason: str) -> None:
+        self._record(AuditEvent.KERNEL_STOPPED, SERVER, kernel_id=kernel_id, reason=reason)
+
+    def _record(self, event: AuditEvent, caller: Principal | str, **fields: str | None) -> None:
         if self._audit is not None:
-            by, reason = kernel.ended_by or SERVER, kernel.end_reason
-            self._audit.record(AuditEvent.KERNEL_STOPPED, by, kernel_id=kernel.id, reason=reason)
+            self._audit.record(event, caller, **fields)
 
     # What there is
 
@@ -149,8 +157,13 @@ class Hosting:
 
     # What is asked of them
 
-    async def _counted(self, caller: Principal, bring: Callable[[], Awaitable[Kernel]]) -> Kernel:
-        """Bring a kernel, which counts from now on; ``TooManyKernels`` if the caller has as many as it may."""
+    async def _counted(
+        self, caller: Principal, event: AuditEvent, bring: Callable[[], Awaitable[Kernel]]
+    ) -> Kernel:
+        """Bring a kernel, which counts from now on, and record that.
+
+        ``TooManyKernels`` if the caller has as many as it may.
+        """
         name, limit = caller.name, caller.limits.kernels
         if limit is not None:
             count = sum(kernel.owner == name for kernel in self.kernels) + self._coming_of[name]
@@ -158,24 +171,28 @@ class Hosting:
                 raise TooManyKernels(f"{name!r} has {count} kernels, its limit; stop one first", limit=limit)
         self._coming_of[name] += 1
         try:
-            return await bring()
+            kernel = await bring()
         finally:
             self._coming_of[name] -= 1
             if not self._coming_of[name]:
                 del self._coming_of[name]
+        # Here, where no cancelled request can come between: what has been started is always recorded.
+        self._record(event, caller, kernel_id=kernel.id, name=kernel.name)
+        return kernel
 
     async def start(
         self, name: str | None, cwd: Path | None, env: dict[str, str] | None, caller: Principal
     ) -> Kernel:
         """Start a kernel of this caller; it goes on if the client goes away."""
         start = partial(self.host.start, name, cwd=cwd, env=env, owner=caller.name)
-        return await self._bring(self._counted(caller, start))
+        return await self._bring(self._counted(caller, AuditEvent.KERNEL_STARTED, start))
 
     async def attach(self, connection_file: str, caller: Principal) -> Kernel:
         """Listen to a foreign kernel; quick to say that there is none."""
         host = self.host
         path = await asyncio.to_thread(_path, connection_file)
-        return await self._bring(self._counted(caller, partial(host.attach, str(path), caller.name)))
+        attach = partial(host.attach, str(path), caller.name)
+        return await self._bring(self._counted(caller, AuditEvent.KERNEL_ATTACHED, attach))
 
     async def attach_all(self, caller: Principal) -> tuple[list[Kernel], dict[str, str]]:
         """Listen to all kernels of Jupyter's runtime directory; also says which files were skipped, and why."""
@@ -190,7 +207,8 @@ class Hosting:
                 await asyncio.to_thread(_path, path)
                 attach_one = partial(host.attach, path, caller.name, within_s=0)
                 async with asyncio.timeout(ANSWER_WITHIN_S):
-                    attached.append(await self._bring(self._counted(caller, attach_one)))
+                    counted = self._counted(caller, AuditEvent.KERNEL_ATTACHED, attach_one)
+                    attached.append(await self._bring(counted))
             except TimeoutError:
                 skipped[path] = f"it did not answer within {ANSWER_WITHIN_S:g} s"
             except HimaliaError as error:
@@ -199,6 +217,19 @@ class Hosting:
         files = await asyncio.to_thread(runtime_connection_files)
         await asyncio.gather(*[attach(str(path)) for path in files])
         return attached, skipped
+
+    async def execute(self, kernel: Kernel, code: Code, caller: Principal) -> Request:
+        """Put code in line and record that, also if the request is cancelled while the log commits it."""
+
+        async def submit() -> Request:
+            request = await kernel.execute(code)
+            self._record(AuditEvent.CODE_RUN, caller, kernel_id=kernel.id, request_id=request.id)
+            return request
+
+        task = asyncio.create_task(submit())
+        self._submitting.add(task)
+        task.add_done_callback(self._submitting.discard)
+        return await asyncio.shield(task)
 
     async def until_closed(self, kernel: Kernel, request: Request) -> None:
         """Returns when a request is closed. The client may disconnect; the request continues.

@@ -128,7 +128,6 @@ async def start_kernel(
     wanted = body or StartKernelRequest()
     cwd = await asyncio.to_thread(_directory, wanted)
     kernel = await broker.kernels.start(wanted.name, cwd, wanted.env, caller)
-    broker.audit.record(AuditEvent.KERNEL_STARTED, caller, kernel_id=kernel.id, name=kernel.name)
     response.headers["Location"] = f"/api/kernels/{kernel.id}"
     return _body(broker, kernel)
 
@@ -153,12 +152,9 @@ async def attach_kernel(body: AttachRequest, broker: TheBroker, caller: Caller) 
         raise BadRequest("give connection_file, or all as true; not both")
     if body.connection_file is not None:
         kernel = await broker.kernels.attach(body.connection_file, caller)
-        broker.audit.record(AuditEvent.KERNEL_ATTACHED, caller, kernel_id=kernel.id, name=kernel.name)
         content = _body(broker, kernel).model_dump_json()
         return Response(content, 201, {"Location": f"/api/kernels/{kernel.id}"}, JSON)
     kernels, skipped = await broker.kernels.attach_all(caller)
-    for kernel in kernels:
-        broker.audit.record(AuditEvent.KERNEL_ATTACHED, caller, kernel_id=kernel.id, name=kernel.name)
     answer = AttachedResponse(
         attached=[_body(broker, kernel) for kernel in kernels],
         skipped=[SkippedBody(connection_file=path, reason=why) for path, why in sorted(skipped.items())],
@@ -222,8 +218,7 @@ async def execute(body: ExecuteRequest, broker: TheBroker, caller: Caller, kerne
     kernel = await _kernel(broker, caller, kernel_id, Right.EXECUTE)
     _check_running(broker)
     code = Code(**body.model_dump(exclude={"wait"}), caller=caller.name)
-    request = await kernel.execute(code)
-    broker.audit.record(AuditEvent.CODE_RUN, caller, kernel_id=kernel_id, request_id=request.id)
+    request = await broker.kernels.execute(kernel, code, caller)
     if body.wait:
         await broker.kernels.until_closed(kernel, request)
         return await _outcome(broker, caller, kernel_id, request.id)

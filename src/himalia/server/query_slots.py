@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
-from himalia.errors import QueryTooLarge
+from himalia.errors import QueryTooLarge, RateLimited
 
 WAITING_MAX = 16
 """Queries of one caller that may wait for a slot."""
@@ -26,6 +26,8 @@ class QuerySlots:
 
     async def acquire(self, caller: str, wait_s: float, own_limit: int | None = None) -> None:
         """Wait for a slot; ``QueryTooLarge`` if none comes in time. ``own_limit`` replaces ``per_caller``."""
+        if own_limit == 0:
+            raise RateLimited(f"{caller!r} may not query tables: its limit 'queries' is 0", limit=0)
         most = self._per_caller if own_limit is None else own_limit
         if sum(1 for name, _ in self._waiting.values() if name == caller) >= WAITING_MAX:
             raise QueryTooLarge(f"{WAITING_MAX} queries of {caller!r} wait already; ask again in a moment")
@@ -39,6 +41,11 @@ class QuerySlots:
             raise
         if not done:
             self._give_up(turn, caller)
+            if own_limit is not None and self._held[caller] >= own_limit:
+                raise RateLimited(
+                    f"{own_limit} queries of {caller!r} run, its limit 'queries'; ask again when one has ended",
+                    limit=own_limit,
+                )
             raise QueryTooLarge("the server is busy with other queries; ask again in a moment")
 
     def _give_up(self, turn: asyncio.Future[None], caller: str) -> None:

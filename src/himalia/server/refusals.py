@@ -1,4 +1,4 @@
-"""Wrong keys: recorded once a minute for each address, logged as often, and answered slowly when there are many."""
+"""Wrong and expired keys: recorded and logged once a minute for each address, answered slowly if there are many."""
 
 from __future__ import annotations
 
@@ -80,7 +80,8 @@ class Refusals:
         asyncio.get_running_loop().call_later(PERIOD_S, self._end_period, address)
 
     def _say(self, address: str, count: int) -> None:
-        logger.warning("refused %s from %s", "a wrong key" if count == 1 else f"{count} wrong keys", address)
+        keys = "a wrong or expired key" if count == 1 else f"{count} wrong or expired keys"
+        logger.warning("refused %s from %s", keys, address)
         self._audit.record(AuditEvent.KEY_REFUSED, "", address=address, count=count)
 
 

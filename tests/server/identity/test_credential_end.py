@@ -12,6 +12,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 
 from himalia.server import credential_end
+from himalia.server.identity.failure import Failure
 from tests.server.identity.callers import Serve, error_of, write_keys
 from tests.server.raw import Wire, until
 from tests.serving import DEADLINE_S, RunningServer, ask, hear
@@ -196,7 +197,9 @@ def test_nothing_is_logged_as_a_bug(
         wire.until_end()
 
 
-def test_an_expired_key_ends_what_it_opened(serve: Serve, tmp_path: Path) -> None:
+def test_an_expired_key_ends_what_it_opened(
+    serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """At the time in the file, without anybody doing anything; from then on the key says that it has expired."""
     soon = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 3))
     table = SHOP_TABLE.replace("publish", f"expires = {soon}\npublish", 1)
@@ -209,6 +212,8 @@ def test_an_expired_key_ends_what_it_opened(serve: Serve, tmp_path: Path) -> Non
             assert "this key has expired" in "".join(stream.iter_text())
         answer = http.get("/topics")
         assert error_of(answer) == (401, "UNAUTHORIZED") and "expired" in answer.text
+    assert server.broker.identity.failures[Failure.EXPIRED] == 1
+    assert "refused a wrong or expired key from 127.0.0.1" in caplog.text
 
 
 def test_a_removed_key_ends_its_sessions(server: RunningServer, remove_shop: Callable[[], None]) -> None:

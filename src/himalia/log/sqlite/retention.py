@@ -34,6 +34,8 @@ from himalia.record import Retention
 
 STEP_ROWS = 500
 STEP_PAGES = 256
+STALE_MAX = 1_000
+"""Entries of deleted topics that are kept before they are cleared away at once."""
 FAR_BEYOND_BYTES = 4 << 20
 ERASED_PER_STEP = 32
 SWEEP_TURN = 4
@@ -97,6 +99,7 @@ class Upkeep:
         for staged in group.staged:
             if staged.deleted:
                 self._erasing[staged.state.id] = staged.state
+                self._forget_age(staged.state)
             elif staged.records:
                 self._look_at(staged.state)
 
@@ -157,8 +160,9 @@ class Upkeep:
         age_us = self._clock.now().age_us
         while self._by_age and self._by_age[0][0] < age_us and not self._clock.is_held:
             _, number, name = heapq.heappop(self._by_age)
-            self._in_by_age.discard(number)
-            self._cutting[name] = None
+            if number in self._in_by_age:
+                self._in_by_age.discard(number)
+                self._cutting[name] = None
         self._sweep.tick()
 
     def _look_at(self, state: TopicState) -> None:
@@ -184,6 +188,13 @@ class Upkeep:
             due_us = stored_us + round(limits.age_s * 1_000_000)
             heapq.heappush(self._by_age, (due_us, state.id, state.name))
             self._in_by_age.add(state.id)
+
+    def _forget_age(self, state: TopicState) -> None:
+        """A deleted topic has no age limit. Its entry would stay in the heap for as long as the limit is."""
+        self._in_by_age.discard(state.id)
+        if len(self._by_age) > 2 * len(self._in_by_age) + STALE_MAX:
+            self._by_age = [entry for entry in self._by_age if entry[1] in self._in_by_age]
+            heapq.heapify(self._by_age)
 
     def _limits(self, state: TopicState) -> Retention:
         return state.retention.over(self._default)

@@ -69,6 +69,7 @@ class Authenticator:
             age_s=settings.session_s,
             sessions_max=settings.sessions_max,
             clock=clock,
+            on_revoked=self._revoked_session,
         )
         self._sign_ins = SignIns()
         self._looking: asyncio.Task[None] | None = None
@@ -154,22 +155,24 @@ class Authenticator:
             if not credential.has_expired(self._clock()):
                 basis = Basis(key.principal.name, key.digest.hex(), until_us=credential.expires_us)
                 return key.principal, basis
-            self.failures[Failure.EXPIRED] += 1
+            await self._refuse(scope, Failure.EXPIRED)
             raise Unauthorized(KEY_EXPIRED)
         if self._web_tokens is not None and secret.count(".") == 2:
             try:
                 return await self._web_tokens.identify(secret)
             except Unauthorized as error:
-                if error.data.get("expired"):
-                    self.failures[Failure.EXPIRED] += 1
-                else:
-                    await self._refuse(scope, Failure.BAD_JWT)
+                is_expired = error.data.get("expired")
+                await self._refuse(scope, Failure.EXPIRED if is_expired else Failure.BAD_JWT)
                 raise
         await self._refuse(scope, Failure.WRONG_KEY)
         raise WrongKey(UNKNOWN_KEY)
 
+    def _revoked_session(self, session: Session) -> None:
+        fields = {"session": session.kept.id, "of": session.kept.basis.caller}
+        self.on_event("session_revoked", SERVER, fields)
+
     async def _refuse(self, scope: Scope, failure: Failure) -> None:
-        """What could be a guess. A page whose session has ended asks again and again, and guesses nothing."""
+        """Count, record and slow down a wrong or expired key."""
         self.failures[failure] += 1
         if self.on_wrong_key is not None:
             await self.on_wrong_key(scope)

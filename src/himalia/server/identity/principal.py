@@ -15,6 +15,9 @@ OWN = "own"
 """The pattern of ``execute`` and ``subscribe`` for the kernels that the caller itself started. It is not the topic
 ``own``: no right can be given on a topic of exactly that name but by ``*`` or ``>``."""
 
+KNOWN_MAX = 4_000
+"""Decisions about topics that a caller keeps, about 400 bytes each."""
+
 
 class Right(StrEnum):
     PUBLISH = "publish"
@@ -88,8 +91,9 @@ class Principal:
         if known is None:
             patterns = self._rights.get(right, ())
             known = any(pattern != OWN and matches(pattern, topic) for pattern in patterns)
-            if len(self._known) < 10_000:
-                self._known[right, topic] = known
+            if len(self._known) >= KNOWN_MAX:
+                self._known.clear()  # topics come and go: what is used now is known again at once
+            self._known[right, topic] = known
         return known
 
     def owns(self, right: Right) -> bool:

@@ -90,12 +90,14 @@ class Sessions:
         age_s: float,
         sessions_max: int,
         clock: Callable[[], int] = now_us,
+        on_revoked: Callable[[Session], None] = lambda _: None,
     ) -> None:
         self._path = path
         self._recall = recall
         self._age_us = int(age_s * 1_000_000)
         self._sessions_max = sessions_max
         self._clock = clock
+        self._on_revoked = on_revoked
         self._by_digest: dict[str, Session] = {}
         self._saving = asyncio.Lock()
         self._is_unsaved = False
@@ -145,9 +147,14 @@ class Sessions:
         mine = [session for session in self if session.kept.basis.caller == caller]
         why = "this session ended, because the same caller has signed in too often since"
         for session in mine[: max(0, len(mine) - SESSIONS_OF_CALLER_MAX + 1)]:
-            self.end(session, why)
+            self._revoke(session, why)
         for session in list(self)[: max(0, len(self) - self._sessions_max + 1)]:
-            self.end(session, "this session ended, because there are too many sessions")
+            self._revoke(session, "this session ended, because there are too many sessions")
+
+    def _revoke(self, session: Session, why: str) -> None:
+        """End it without its caller's doing, which the audit trail records."""
+        self.end(session, why)
+        self._on_revoked(session)
 
     def find(self, secret: str) -> Session | None:
         # The secret is random, and looked up by its digest, so the time that this takes tells nothing of it.
@@ -179,7 +186,7 @@ class Sessions:
         for session in self:
             caller = self._recall(session.kept.basis)
             if caller is None:
-                self.end(session, why)
+                self._revoke(session, why)
                 ended.append(session)
             elif not session.stands_on(caller):
                 before = session.principal.credential
