@@ -75,6 +75,7 @@ class Broker:
         self.has_arrow = False
         # Batches of Arrow that are made at a time: each thread more makes the event loop wait for the interpreter.
         self.encodings = asyncio.Semaphore(ENCODINGS_AT_ONCE)
+        self.formatting = asyncio.Lock()
         self.draining = False
         self._hurried = False
         self.is_open = False
