@@ -18,6 +18,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from himalia.server.broker import Broker
 from himalia.server.run import Server, listen, serve_on
 from himalia.settings import Settings
+from himalia.topics import AUDIT_TOPIC
 
 DEADLINE_S = 20.0
 NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -110,6 +111,17 @@ class RunningServer:
         """Wait until all that was recorded so far is in the audit trail, which is appended to in the background."""
         assert self.loop is not None
         asyncio.run_coroutine_threadsafe(self.broker.audit._idle.wait(), self.loop).result(DEADLINE_S)
+
+    def audit_trail(self, *events: str) -> list[dict[str, Any]]:
+        """What the audit trail has so far of these events, or of all: their payloads, without the times."""
+        assert self.loop is not None
+        self.wait_for_audit()
+        reading = self.broker.log.read(AUDIT_TOPIC, 0, limit=100_000)
+        chunk = asyncio.run_coroutine_threadsafe(reading, self.loop).result(DEADLINE_S)
+        payloads = [json.loads(record.payload) for record in chunk.records]
+        for payload in payloads:
+            del payload["at"]
+        return [payload for payload in payloads if not events or payload["event"] in events]
 
     def stop(self) -> None:
         if self._server is not None:

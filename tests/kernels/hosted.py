@@ -20,7 +20,7 @@ async def answer(server: Opened, asked: dict[str, Any]) -> dict[str, Any]:
         case "ready":
             return {"kernels": sorted(host.kernels)}
         case "start":
-            kernel = await host.start(asked.get("name"))
+            kernel = await host.start(asked.get("name"), owner=asked.get("owner"))
             return {"kernel": kernel.id, "pid": kernel.model().pid}
         case "attach":
             return {"kernel": (await host.attach(asked["path"])).id}

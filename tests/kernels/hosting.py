@@ -56,8 +56,13 @@ async def opened(url: str, **settings: Any) -> Opened:
     manager = PubSubManager(log)
     await manager.start()
     host = KernelHost(manager, Settings(log=url, **settings))
-    await host.open()
-    return Opened(log, manager, host)
+    server = Opened(log, manager, host)
+    try:
+        await host.open()
+    except BaseException:
+        await server.close()
+        raise
+    return server
 
 
 class Hosting:

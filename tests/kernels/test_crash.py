@@ -273,10 +273,58 @@ async def test_a_busy_kernel_is_not_ended_by_the_ordinary_lease(hosting: Hosting
     assert "no server came back for it within 0.3 s" in events(found)[-1]["reason"]
 
 
-async def left_behind(hosting: Hosting, lines: int = 3000) -> tuple[str, str, Path]:
+async def without_topic(hosting: Hosting, kernel_id: str) -> None:
+    """The log as it is when a backup is restored that is older than the kernel."""
+    log = open_log(hosting.url)
+    await log.open()
+    await log.delete(f"kernels.{kernel_id}")
+    await log.close()
+
+
+async def test_a_kernel_whose_topic_is_not_in_the_log_is_found_again(hosting: Hosting) -> None:
+    """It lives on under the next server, is still its owner's, and all that its spool has is in a new topic."""
+    server = await hosting.serve()
+    kernel_id = (await server.ask("start", owner="key:ann"))["kernel"]
+    request_id = (await server.ask("execute", kernel=kernel_id, code=COUNTING))["request"]
+    await server.ask("printed", kernel=kernel_id, text="9\\n")
+    server.kill()
+    await without_topic(hosting, kernel_id)
+
+    host = await hosting.open()
+    kernel = host.get(kernel_id)
+    assert (kernel.owner, (await hosting.log.info(kernel.topic)).owner) == ("key:ann", "key:ann")
+    found = await until_recorded(hosting, kernel_id, lambda found: printed(found, request_id) == COUNTED)
+    assert names(found)[0] == "reattached"
+    assert (await hosting.run(kernel, "1+1")).status == "ok"
+
+
+async def test_what_is_left_of_a_kernel_whose_topic_is_not_in_the_log(hosting: Hosting) -> None:
+    """The topic that is made for it belongs to the kernel's owner."""
+    kernel_id, request_id, _ = await left_behind(hosting, lines=10, owner="key:ann")
+    await without_topic(hosting, kernel_id)
+    await hosting.open()
+    assert (await hosting.log.info(f"kernels.{kernel_id}")).owner == "key:ann"
+    assert printed(await hosting.records(kernel_id), request_id).endswith("9\n")
+
+
+async def test_a_host_that_cannot_be_opened_ends_no_kernel(
+    hosting: Hosting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that fails at its start leaves the kernels of the one before to the next one."""
+    server = await hosting.serve()
+    kernel_id = (await server.ask("start"))["kernel"]
+    server.kill()
+    with monkeypatch.context() as patch:
+        patch.setattr(Leftovers, "close_forgotten", None)
+        with pytest.raises(TypeError):
+            await hosting.open()
+    assert (await hosting.run((await hosting.open()).get(kernel_id), "1+1")).status == "ok"
+
+
+async def left_behind(hosting: Hosting, lines: int = 3000, owner: str | None = None) -> tuple[str, str, Path]:
     """A kernel and its keeper that are gone, and whose spool has output that is in no log: whose, and where."""
     server = await hosting.serve()
-    started = await server.ask("start")
+    started = await server.ask("start", owner=owner)
     kernel_id, go = started["kernel"], hosting.directory / "go"
     code = (
         f"import os, sys, time\nprint('waits', flush=True)\nwhile not os.path.exists({str(go)!r}): time.sleep(.01)\n"

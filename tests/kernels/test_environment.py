@@ -91,6 +91,19 @@ async def test_a_later_server_restarts_a_kernel_without_secrets(
     assert not (await environment_of(hosting, kernel)).keys() & SECRETS.keys()
 
 
+async def test_a_kernel_whose_environment_is_not_known_gets_no_secrets(
+    hosting: Hosting, secrets: dict[str, str]
+) -> None:
+    """The keeper of a kernel that 0.1 started does not remember which environment it was started with."""
+    await hosting.open()
+    kernel = await hosting.start()
+    assert kernel.process is not None
+    kernel.process._manager._launch_args.pop("env")
+    await kernel.restart()
+    found = await environment_of(hosting, kernel)
+    assert not found.keys() & secrets.keys() and found["COLOUR"] == "green"
+
+
 def test_names_are_secret_by_their_beginning() -> None:
     """In either case, and only by their beginning; a kept name has to match as a whole."""
     own = {"HIMALIA": "1", "himalia_token": "2", "MY_AWS_KEY": "3", "AWS_A": "4", "AWS_B": "5", "PATH": "6"}

@@ -75,7 +75,7 @@ class Stage:
         self._messages[request.id] = message
         return message
 
-    async def _interrupt(self) -> None:
+    async def _interrupt(self, caller: str) -> None:
         self.interrupts += 1
 
     def message(self, request: Request, msg_type: str, **content: Any) -> KernelMessage:

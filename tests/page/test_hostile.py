@@ -200,3 +200,26 @@ def test_an_address_is_no_way_in(watched: Watched, server: RunningServer) -> Non
     goto(watched.page, server, f"#/{LOOKS_LIKE_HTML}")
     expect(watched.page.get_by_text("There is no")).to_be_visible()
     watched.check(server)
+
+
+FORGING = """
+kernel = get_ipython().kernel
+for id in ("{ended}", kernel.get_parent()["header"]["msg_id"]):
+    kernel.session.send(
+        kernel.iopub_socket, "execute_input", {{"code": "forged()", "execution_count": 99}},
+        parent={{"header": {{**kernel.get_parent()["header"], "msg_id": id}}}}, ident=b"kernel",
+    )
+"""
+
+
+def test_code_cannot_show_other_code(page: Page, kernel: LiveKernel) -> None:
+    """An ``execute_input`` of its own changes the code of no cell, neither its own nor one that has ended."""
+    ended = kernel.run("genuine = 1")
+    forging = kernel.run(FORGING.format(ended=ended["request_id"]))
+    page.goto(kernel.url)
+    expect(page.locator(".console[data-ready]")).to_be_visible()
+    for result in (ended, forging):
+        cell = page.locator(f'article[data-request="{result["request_id"]}"]')
+        expect(cell.locator(".code")).to_have_text(result["code"].strip())
+    expect(page.locator("article.cell", has_text=f"[{ended['execution_count']}]")).to_have_count(1)
+    expect(page.locator("article.cell", has_text="[99]")).to_have_count(0)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import httpx
 import pytest
@@ -166,6 +168,8 @@ async def test_the_trail_is_followed_by_its_name(audited: RunningServer) -> None
     async with audited.connect(additional_headers=AUDITOR) as ws:
         for pattern in (AUDIT_TOPIC, "audit.>"):
             assert (await ask(ws, type="subscribe", topic=pattern, client_id=pattern))["type"] == "ack"
+        async with httpx.AsyncClient(base_url=audited.url, headers=ADMIN) as http:
+            assert "audit." not in (await http.get("/stats")).text
         audited.on_loop(lambda: audited.broker.audit.record(AuditEvent.SIGNED_OUT, "key:admin"))
         for _ in range(2):
             event = await hear(ws)
@@ -216,12 +220,15 @@ def test_it_takes_no_room_from_topics_max(serve: Serve) -> None:
 # A topic of that name that a user made
 
 
-async def put_topic(path: Path, *headers: bytes) -> None:
+async def put_topic(path: Path, *headers: bytes, age_s: float = 0) -> None:
+    """With an age, it is left when retention has removed all that it held."""
     log = open_log(f"sqlite://{path}")
     await log.open()
-    await log.create(AUDIT_TOPIC, Retention(count=1))
+    await log.create(AUDIT_TOPIC, Retention(count=1, age_s=age_s))
     for each in headers:
-        await log.append(Batch(AUDIT_TOPIC, [Draft("a", b"1", each)]))
+        await log.append(Batch(AUDIT_TOPIC, [Draft(str(uuid4()), b"1", each)]))
+    while age_s and (info := await log.info(AUDIT_TOPIC)).first < info.end:
+        await asyncio.sleep(0.01)
     await log.close()
 
 
@@ -236,13 +243,15 @@ async def put_topic(path: Path, *headers: bytes) -> None:
 def test_a_topic_of_the_users_own_is_refused_at_start(serve: Serve, tmp_path: Path, headers: bytes) -> None:
     """Nothing is appended to it, and the sentence tells the command that renames it."""
     asyncio.run(put_topic(tmp_path / "log.db", headers))
-    with pytest.raises(ConfigurationError, match=r"himalia topics rename audit\.events NEW-NAME"):
+    command = f"himalia topics rename {AUDIT_TOPIC} NEW-NAME --log sqlite://{tmp_path}/log.db"
+    with pytest.raises(ConfigurationError, match=re.escape(command)):
         serve(auth=False, kernels=False)
 
 
-def test_an_empty_topic_of_that_name_is_replaced(serve: Serve, tmp_path: Path) -> None:
-    """It holds nothing of anybody's; the retention that its maker chose would remove what is recorded."""
-    asyncio.run(put_topic(tmp_path / "log.db"))
+@pytest.mark.parametrize("count", [0, 2])
+def test_an_empty_topic_of_that_name_is_replaced(serve: Serve, tmp_path: Path, count: int) -> None:
+    """It holds nothing of anybody's any more; the retention of its maker would remove what is recorded."""
+    asyncio.run(put_topic(tmp_path / "log.db", *count * [b'{"publisher":"shop"}'], age_s=0.01))
     server = serve(auth=False, kernels=False)
     server.create("one", "two")
     with server.http() as http:
@@ -363,10 +372,25 @@ def test_wrong_keys_are_recorded_and_logged_once_a_minute(
         ("key_refused", "", "127.0.0.1", 7),
     ]
     assert [record.message for record in caplog.records] == [
-        "refused a wrong or expired key from 127.0.0.1",
-        "refused 7 wrong or expired keys from 127.0.0.1",
+        "refused a wrong or expired key or session from 127.0.0.1",
+        "refused 7 wrong or expired keys or sessions from 127.0.0.1",
     ]
     assert "wrong-" not in json.dumps(found)
+
+
+def test_an_unknown_session_counts_as_a_wrong_key(audited: RunningServer) -> None:
+    """It is recorded and slowed down with them, and counted by itself."""
+    audited.on_loop(lambda: audited.broker.refusals._end_period("127.0.0.1"))
+    cookie = {f"himalia_session_{audited.port}": "no-session-of-this-server"}
+    with audited.http(cookies=cookie) as http:
+        for _ in range(3):
+            assert http.get("/topics").status_code == 401
+    audited.on_loop(audited.broker.refusals.close)
+    assert [one["count"] for one in audited.audit_trail("key_refused")[-2:]] == [1, 2]
+    with audited.http(headers=ADMIN) as http:
+        assert (
+            'himalia_authentication_failures_total{reason="unknown_session"} 3.0' in http.get("/metrics").text
+        )
 
 
 async def test_many_wrong_keys_are_answered_slowly(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,6 +65,8 @@ def test_a_jump_is_named_and_confirmed(serve: Serve, jump: Callable[[float], Non
         records = http.get("/topics/orders/messages").json()["messages"]
         days = [(parse_ts(record["ts"]) - now_us()) / DAY_US for record in records]
         assert [round(day) for day in days] == [0, 0, 8]
+    [confirmed] = server.audit_trail("clock_confirmed")
+    assert confirmed == {"event": "clock_confirmed", "caller": "anonymous", "warning": warning}
 
 
 def test_confirming_takes_the_right_to_manage_everything(serve: Serve, tmp_path: Path) -> None:

@@ -243,21 +243,29 @@ def test_records_and_the_trail_say_who(callers: Callers) -> None:
     until(lambda: admin.get(f"/api/kernels/{kernel}/executions/{running['request_id']}").json()["started_us"])
     cancelled = callers.runner.delete(f"/api/kernels/{kernel}/executions/{running['request_id']}")
     assert cancelled.json()["status"] == "cancelled"
+    until(lambda: events_in(admin, kernel)[-1]["event"] == "interrupted")
     assert admin.post(f"/api/kernels/{kernel}/interrupt").status_code == 204
-    assert admin.post(f"/api/kernels/{kernel}/restart").status_code == 200
+    sleep = {"code": "import time; time.sleep(60)"}
+    admin.post(f"/api/kernels/{kernel}/execute", json=sleep).raise_for_status()
+    assert callers.runner.post(f"/api/kernels/{kernel}/restart").status_code == 200
+    admin.post(f"/api/kernels/{kernel}/execute", json=sleep).raise_for_status()
     assert callers.ann.delete(f"/api/kernels/{kernel}").status_code == 204
-    told = [
-        (one["event"], one["caller"], one["username"]) for one in events_in(admin, kernel) if "caller" in one
-    ]
-    by_admin, by_ann = ("key:admin", "key:admin"), ("key:ann", "key:ann")
+    told = [(one["event"], one.get("caller"), one["username"]) for one in events_in(admin, kernel)]
+    by_admin, by_ann, by_runner = (2 * (f"key:{name}",) for name in ("admin", "ann", "runner"))
     assert told == [
         ("started", *by_ann),
         ("request_queued", *by_admin),
+        ("request_closed", None, "himalia"),
         ("request_queued", *by_admin),
-        ("request_closed", "key:runner", "key:runner"),
+        ("request_closed", *by_runner),
+        ("interrupted", *by_runner),
         ("interrupted", *by_admin),
-        ("restarting", *by_admin),
-        ("restarted", *by_admin),
+        ("request_queued", *by_admin),
+        ("request_closed", *by_runner),
+        ("restarting", *by_runner),
+        ("restarted", *by_runner),
+        ("request_queued", *by_admin),
+        ("request_closed", *by_ann),
         ("stopped", *by_ann),
     ]
     until(lambda: trail(admin, kernel)[-1][0] == "kernel_stopped")
@@ -267,9 +275,59 @@ def test_records_and_the_trail_say_who(callers: Callers) -> None:
         ("code_run", "key:admin"),
         ("execution_cancelled", "key:runner"),
         ("kernel_interrupted", "key:admin"),
-        ("kernel_restarted", "key:admin"),
+        ("code_run", "key:admin"),
+        ("kernel_restarted", "key:runner"),
+        ("code_run", "key:admin"),
         ("kernel_stopped", "key:ann"),
     ]
+
+
+def test_the_trail_has_the_request_and_not_the_code(
+    shared: RunningServer, callers: Callers, anns: str
+) -> None:
+    """Of code that ran it has who, where and the request's id."""
+    result = run(callers.ann, anns, "1 + 1")
+    assert shared.audit_trail("code_run")[-1] == {
+        "event": "code_run",
+        "caller": "key:ann",
+        "kernel_id": anns,
+        "request_id": result["request_id"],
+    }
+
+
+def test_what_was_refused_is_not_in_the_trail(callers: Callers) -> None:
+    """A kernel that is dead was neither interrupted nor restarted by those who asked for it."""
+    kernel = started(callers.ann)
+    callers.ann.post(f"/api/kernels/{kernel}/execute", json={"code": "import os; os._exit(1)"})
+    until(lambda: ("kernel_stopped", "server") in trail(callers.admin, kernel))
+    for verb in ("interrupt", "restart"):
+        assert callers.ann.post(f"/api/kernels/{kernel}/{verb}").status_code in (404, 409)
+    assert trail(callers.admin, kernel)[-1] == ("kernel_stopped", "server")
+
+
+def test_who_started_a_kernel_that_never_answers_is_in_the_trail(callers: Callers, tmp_path: Path) -> None:
+    """Its code ran, although the start failed."""
+    (tmp_path / "sitecustomize.py").write_text("import os\nif 'himalia_test' in os.environ: os._exit(3)\n")
+    environment = {"PYTHONPATH": str(tmp_path), "himalia_test": "1"}
+    before = len(kernels_started(callers.admin))
+    assert callers.ann.post("/api/kernels", json={"env": environment}).status_code == 502
+    assert kernels_started(callers.admin)[before:] == ["key:ann"]
+
+
+def kernels_started(http: httpx.Client) -> list[str]:
+    messages = http.get(f"/topics/{AUDIT_TOPIC}/messages", params={"limit": 10_000}).json()["messages"]
+    payloads = [one["message"]["payload"] for one in messages]
+    return [one["caller"] for one in payloads if one["event"] == "kernel_started"]
+
+
+def test_a_kernel_that_is_restarted_because_it_died_is_in_the_trail(serve: Serve) -> None:
+    """The server has a new process started by itself, and the trail says so."""
+    server = serve(auth=False, kernel_auto_restart=True)
+    with server.http() as http:
+        kernel = started(http)
+        http.post(f"/api/kernels/{kernel}/execute", json={"code": "import os; os._exit(1)"})
+        [restarted] = until(lambda: server.audit_trail("kernel_restarted"))
+        assert restarted == {"event": "kernel_restarted", "caller": "server", "kernel_id": kernel}
 
 
 def test_a_kernel_that_ended_while_no_server_ran_is_recorded(tmp_path: Path) -> None:

@@ -632,7 +632,8 @@ def test_attaching_to_a_kernel_of_others(
 ) -> None:
     """Its output is kept from then on; it is not ours to restart or to end."""
     manager, client = foreign
-    with serve(auth=False).http() as http:
+    server = serve(auth=False)
+    with server.http() as http:
         answer = http.post("/api/kernels/attach", json={"connection_file": manager.connection_file})
         assert answer.status_code == 201, answer.text
         model = answer.json()
@@ -651,6 +652,12 @@ def test_attaching_to_a_kernel_of_others(
         assert http.delete(f"/api/kernels/{model['id']}").status_code == 204
         assert http.get("/api/kernels").json() == []
     assert manager.is_alive()
+    caller = {"caller": "anonymous", "kernel_id": model["id"]}
+    assert server.audit_trail("kernel_attached", "kernel_started", "kernel_restarted", "kernel_stopped") == [
+        {"event": "kernel_attached", **caller, "name": model["name"]},
+        {"event": "kernel_attached", **caller, "name": model["name"]},
+        {"event": "kernel_stopped", **caller, "reason": "asked to"},
+    ]
 
 
 def test_attaching_to_all(

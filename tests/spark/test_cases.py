@@ -89,7 +89,7 @@ def orphaned() -> Teller:
 
 
 def asked() -> Teller:
-    """Requests of callers that are known by name: one never ran; and one of an earlier version, without a name."""
+    """Requests of callers that are known by name: one never ran; one of an earlier version; one that a kernel says."""
     teller = Teller("asked")
     teller.event("request_queued", "ran", code="1", caller="key:ann")
     teller.event("request_queued", "aborted", code="1", caller="key:bob")
@@ -99,6 +99,9 @@ def asked() -> Teller:
     teller.queued("older")
     teller.sent("older")
     teller.closed("older")
+    teller.busy("forged")
+    teller.input("forged")
+    teller.idle("forged")
     return teller
 
 
@@ -206,7 +209,7 @@ def test_who_asked_is_known_by_name(folded: Folded) -> None:
     """``username`` is the caller's name, also of a request that was never sent to the kernel."""
     found = {row["request_id"]: row["username"] for row in executions(folded, "asked")}
     # The name in what was sent to the kernel is that of the tests' client.
-    assert found == {"ran": "key:ann", "aborted": "key:bob", "older": "hu"}
+    assert found == {"ran": "key:ann", "aborted": "key:bob", "older": "hu", "forged": "foreign:cu"}
 
 
 def test_a_message_without_its_request_is_an_orphan_after_60_s(folded: Folded) -> None:

@@ -300,7 +300,8 @@ def _asker(record: Record) -> tuple[str | None, str | None]:
         return (None if username == "himalia" else username), None
     if record.kind == "sent":
         return record.row.headers.get("username"), record.row.headers.get("session")
-    return record.parent.get("username"), record.parent.get("session")
+    username = record.parent.get("username")
+    return f"foreign:{username}" if username else None, record.parent.get("session")
 
 
 def _mime_types(record: Record) -> Iterable[str]:

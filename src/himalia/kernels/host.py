@@ -34,6 +34,7 @@ from himalia.kernels.iopub import IopubThread
 from himalia.kernels.keeping import KeeperGone, found_keepers
 from himalia.kernels.kernel import TOPIC_PREFIX, Kernel
 from himalia.kernels.leftovers import Leftovers
+from himalia.kernels.listener import HostListener
 from himalia.kernels.parts import Parts
 from himalia.kernels.probe import check_listening
 from himalia.kernels.process import KernelProcess
@@ -80,16 +81,14 @@ class KernelHost:
         manager: PubSubManager,
         settings: Settings,
         tracing: RequestTracing | None = None,
+        listener: HostListener | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``clock`` gives the seconds by which requests go stale."""
         self.kernels: dict[str, Kernel] = {}
         self.specs = KernelSpecManager()
-        self.on_ended: Callable[[Kernel], None] | None = None
-        """Called for every kernel that is gone, with its counts as they are at the end."""
-        self.on_leftover: Callable[[str, str], None] | None = None
-        """Called with the id of every kernel that was gone when the server started, and why it is gone."""
+        self._listener = listener
         self._manager = manager
         self._settings = settings
         self._tracing = tracing
@@ -98,6 +97,7 @@ class KernelHost:
         # Could not be started, and are being ended: not listed, and not to be forgotten at the end.
         self._failed: set[Kernel] = set()
         self._attaching: dict[str, asyncio.Task[Kernel]] = {}
+        self._is_open = False
         self._is_closing = False
         self._leftovers = Leftovers(manager, settings, self._closed_leftover)
         self._background: set[asyncio.Task[None]] = set()
@@ -124,9 +124,12 @@ class KernelHost:
         self._spawn(self._leftovers.close_forgotten(topics, self._is_forgotten))
         if self._settings.kernel_cull_s:
             self._spawn(self._cull())
+        self._is_open = True
 
     async def close(self) -> None:
-        """Stop all kernels, or leave them to their keepers if the settings say so; foreign ones live on.
+        """Stop all kernels; foreign ones live on.
+
+        They are left to their keepers if the settings say so, or if ``open`` failed: the next server may succeed.
 
         Cancel it to wait no longer: what has not ended by then is left to its keeper.
         """
@@ -136,7 +139,7 @@ class KernelHost:
         if self._background:
             await asyncio.wait(self._background, timeout=CANCEL_WITHIN_S)
         kernels = [*self.kernels.values(), *self._failed]
-        stay = self._settings.kernels_stay
+        stay = self._settings.kernels_stay or not self._is_open
         try:
             ends = await asyncio.gather(
                 *[k.let_go() if stay or k.is_foreign else k.stop("the server stopped") for k in kernels],
@@ -189,11 +192,14 @@ class KernelHost:
                 self._settings,
                 cwd=cwd,
                 env=env,
+                owner=owner,
                 specs=self.specs,
                 # The directory of a log in memory is named after this process: no other server finds it.
                 keeps_files=not self._manager.log.url.startswith("memory:"),
             )
-            kernel = Kernel(kernel_id, name, self._parts, process, self._ended, owner)
+            kernel = Kernel(kernel_id, name, self._parts, process, self, owner)
+            if self._listener is not None:
+                self._listener.kernel_started(kernel)
             try:
                 await kernel.open(
                     process.connection, KernelEvent.STARTED, pid=process.pid, caller=owner or ""
@@ -265,8 +271,6 @@ class KernelHost:
 
     async def _find_again(self, directory: Path) -> None:
         kernel_id = directory.name
-        topic = TOPIC_PREFIX + kernel_id
-        log = self._manager.log
         try:
             process = await KernelProcess.find(directory, self.specs)
         except KeeperGone:
@@ -276,16 +280,26 @@ class KernelHost:
             # One that another version left, for instance: it may not keep the server from starting.
             logger.exception("kernel %s cannot be attached to again", kernel_id)
             return
+        kernel = self.kernels[kernel_id] = Kernel(
+            kernel_id, process.name, self._parts, process, self, process.owner
+        )
+        try:
+            await self._resume(kernel, process)
+        except HimaliaError as error:
+            logger.error("kernel %s is left to its keeper until the next start: %s", kernel_id, error)
+            self.kernels.pop(kernel_id, None)
+            await kernel.abandon()
+
+    async def _resume(self, kernel: Kernel, process: KernelProcess) -> None:
+        log, topic = self._manager.log, kernel.topic
         try:
             bookmark = await bookmark_in(log, topic)
             found = await open_requests(log, topic)
         except TopicNotFound:
-            # Its first record makes it.
             bookmark, found = Bookmark(), []
         await self._mark_sent(process, found)
-        kernel = self.kernels[kernel_id] = Kernel(kernel_id, process.name, self._parts, process, self._ended)
         await kernel.resume(process.connection, bookmark, found)
-        logger.info("attached to kernel %s again, %d requests open", kernel_id, len(found))
+        logger.info("attached to kernel %s again, %d requests open", kernel.id, len(found))
 
     async def _mark_sent(self, process: KernelProcess, found: Sequence[OpenRequest]) -> None:
         """What the spool has heard of was sent, whatever the log says: the server may have ended in between."""
@@ -314,7 +328,7 @@ class KernelHost:
         check_attachable(connection, attached.connection_file, self._settings.kernel_encryption)
         await check_listening(connection, within_s=within_s)
         name = connection.kernel_name or "attached"
-        kernel = Kernel(attached.kernel_id, name, self._parts, None, self._ended, owner)
+        kernel = Kernel(attached.kernel_id, name, self._parts, None, self, owner)
         kernel.connection_file = attached.connection_file
         try:
             await kernel.open(connection, event, connection_file=attached.connection_file, caller=owner or "")
@@ -384,17 +398,21 @@ class KernelHost:
         self._failed.add(kernel)
         await kernel.bridge.done_or_unwell(asyncio.ensure_future(kernel.stop("it did not start")))
 
-    def _ended(self, kernel: Kernel) -> None:
+    def kernel_restarted(self, kernel: Kernel, caller: str) -> None:
+        if self._listener is not None:
+            self._listener.kernel_restarted(kernel, caller)
+
+    def kernel_ended(self, kernel: Kernel) -> None:
         self.kernels.pop(kernel.id, None)
         self._failed.discard(kernel)
-        if self.on_ended is not None:
-            self.on_ended(kernel)
+        if self._listener is not None:
+            self._listener.kernel_ended(kernel)
         if not self._is_closing:
             self._forget(kernel.id)
 
     def _closed_leftover(self, kernel_id: str, reason: str) -> None:
-        if self.on_leftover is not None:
-            self.on_leftover(kernel_id, reason)
+        if self._listener is not None:
+            self._listener.leftover_closed(kernel_id, reason)
 
     def _check_room(self) -> None:
         if self._is_closing:

@@ -37,6 +37,7 @@ __all__ = [
     "follow",
     "found_keepers",
     "left_exit",
+    "left_owner",
     "log_tail",
     "read_spool",
     "remove_leftovers",
@@ -72,6 +73,8 @@ class Launch(msgspec.Struct, kw_only=True, omit_defaults=False):
     cwd: str
     connection_file: str
     kernel_name: str = ""
+    owner: str = ""
+    """The caller whose kernel it is; empty for none."""
     display_name: str = ""
     interrupt_mode: str = "signal"
     launch: dict[str, Any] = {}
@@ -124,6 +127,7 @@ class KeeperInfo(msgspec.Struct, frozen=True):
     alive: bool
     returncode: int | None
     spool: SpoolState
+    owner: str = ""
     keeps_files: bool = False
     """Whether it leaves the spool and the exit code for a later server when its lease is over; that of 0.1 does not."""
 
@@ -394,6 +398,11 @@ def left_exit(directory: Path) -> KernelExit | None:
         return msgspec.convert(about["exit"], KernelExit)
     except (KeyError, msgspec.ValidationError):
         return None
+
+
+def left_owner(directory: Path) -> str | None:
+    """Whose the kernel in a directory is or was; None if that is not known."""
+    return str((place.read_about(directory) or {}).get("owner") or "") or None
 
 
 def found_keepers(runtime_dir: Path) -> list[Path]:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 import msgspec
@@ -20,6 +20,7 @@ from himalia.kernels.intake import SPOOL_WAS_FULL, Bookmark
 from himalia.kernels.keeper.limits import Limits
 from himalia.kernels.keeping import Keeper
 from himalia.kernels.link import Link
+from himalia.kernels.listener import KernelListener
 from himalia.kernels.model import KernelModel, KernelState
 from himalia.kernels.parts import Parts
 from himalia.kernels.process import KernelProcess
@@ -69,7 +70,7 @@ class Kernel:
     """A kernel that this server listens to. Lives on the event loop.
 
     ``process`` is None for a foreign one: it was started by something else, and only its output is kept.
-    ``on_ended`` is called when the kernel has died or was stopped, after everything of it is in the log.
+    ``listener`` hears of restarts and of the end.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class Kernel:
         name: str,
         parts: Parts,
         process: KernelProcess | None,
-        on_ended: Callable[[Kernel], None],
+        listener: KernelListener,
         owner: str | None = None,
     ) -> None:
         settings = parts.settings
@@ -98,7 +99,7 @@ class Kernel:
         self.connection_file = ""
         """Of a foreign one."""
         self._parts = parts
-        self._on_ended = on_ended
+        self._listener = listener
         self._loop = asyncio.get_running_loop()
         self.broker = IopubBroker(
             BrokerConfig(
@@ -215,7 +216,8 @@ class Kernel:
         self, connection: ConnectionInfo, bookmark: Bookmark, found: Sequence[OpenRequest]
     ) -> None:
         """Listen again after another server did: first what it missed, from the spool behind the bookmark."""
-        self.owner = (await self.log.info(self.topic)).owner
+        # It is not there if the server was killed before it made it, or if an older backup was restored.
+        await self._create_topic()
         self.bridge.put(event_draft(self.id, KernelEvent.REATTACHED, name=self.name, owner=self.owner))
         self._phase = KernelState.IDLE
         # Before listening: what the spool tells of them must find them.
@@ -275,7 +277,7 @@ class Kernel:
     async def _restart(self, process: KernelProcess, reason: str, caller: str = "") -> None:
         try:
             self._phase = KernelState.RESTARTING
-            self.runner.end_all(ExecutionStatus.ABORTED, "the kernel was restarted")
+            self.runner.end_all(ExecutionStatus.ABORTED, "the kernel was restarted", caller)
             await self._tell(event_draft(self.id, KernelEvent.RESTARTING, reason=reason, caller=caller))
             # The spool is that of both processes: what is not read now is read later.
             await self._disconnect()
@@ -283,6 +285,7 @@ class Kernel:
             self._said = KernelState.IDLE
             await self._connect(process.connection)
             self.started_us = now_us()
+            self._listener.kernel_restarted(self, caller)
             await self._tell(event_draft(self.id, KernelEvent.RESTARTED, pid=process.pid, caller=caller))
         except HimaliaError as error:
             if self._ending is None:
@@ -294,7 +297,7 @@ class Kernel:
     async def stop(self, reason: str = "asked to", caller: str = "") -> None:
         """End it; a foreign one is only detached. Returns when everything it said is in the log."""
         if self._ending is None:
-            self.runner.end_all(ExecutionStatus.ABORTED, f"the kernel was stopped ({reason})")
+            self.runner.end_all(ExecutionStatus.ABORTED, f"the kernel was stopped ({reason})", caller)
             self._end(KernelEvent.STOPPED, reason, caller=caller)
         assert self._ending is not None
         # Whoever asked may go away; it ends all the same.
@@ -588,9 +591,9 @@ class Kernel:
             stop_on_error=code.stop_on_error,
         )
 
-    async def _interrupt_quietly(self) -> None:
+    async def _interrupt_quietly(self, caller: str) -> None:
         try:
-            await self.interrupt()
+            await self.interrupt(caller)
         except (KernelUnavailable, OSError):
             logger.warning("kernel %s could not be interrupted", self.id, exc_info=True)
 
@@ -662,7 +665,7 @@ class Kernel:
             await self.runner.finish()
         finally:
             await self.bridge.close()
-            self._on_ended(self)
+            self._listener.kernel_ended(self)
 
     async def _before_release(self, keeper: Keeper) -> None:
         """All of its spool is committed when this returns: it is about to be removed."""

@@ -20,7 +20,7 @@ from himalia.kernels.broker import IopubBroker
 from himalia.kernels.connection_file import ConnectionInfo, read_connection_file
 from himalia.kernels.exit_reason import exit_reason
 from himalia.kernels.intake import SPOOL_WAS_FULL, Bookmark, Intake
-from himalia.kernels.keeping import KernelExit, left_exit, read_spool, remove_leftovers
+from himalia.kernels.keeping import KernelExit, left_exit, left_owner, read_spool, remove_leftovers
 from himalia.kernels.kernel import TOPIC_PREFIX
 from himalia.kernels.records import DISK_WAS_FULL, KernelEvent, event_draft, gap_draft, too_large_draft
 from himalia.kernels.recovery import (
@@ -102,7 +102,7 @@ class Leftovers:
             if await asyncio.to_thread(lambda: next(read_spool(directory), None)) is None:
                 return None
         try:
-            await self._manager.create_topic(topic)
+            await self._manager.create_topic(topic, owner=await asyncio.to_thread(left_owner, directory))
         except TopicExists:
             pass
         return Bookmark()

@@ -56,6 +56,7 @@ class KernelProcess:
         *,
         cwd: Path | None = None,
         env: dict[str, str] | None = None,
+        owner: str | None = None,
         specs: KernelSpecManager,
         keeps_files: bool = True,
     ) -> KernelProcess:
@@ -77,6 +78,7 @@ class KernelProcess:
             kernel_spec=spec,
             parent=manager,
             directory=str(directory),
+            owner=owner or "",
             keep_s=settings.kernel_keep_s,
             busy_keep_s=settings.kernel_busy_keep_s,
             keeps_files=keeps_files,
@@ -118,6 +120,11 @@ class KernelProcess:
     @property
     def name(self) -> str:
         return str(self._manager.kernel_name)
+
+    @property
+    def owner(self) -> str | None:
+        """The caller whose kernel it is, as the keeper remembers it; None if that is not known."""
+        return self._provisioner.owner or None
 
     @property
     def pid(self) -> int | None:

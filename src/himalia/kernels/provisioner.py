@@ -49,6 +49,7 @@ class KeeperProvisioner(LocalProvisioner):
     directory = Unicode(
         config=True, help="Where the kernel is kept; by default under Himalia's runtime directory."
     )
+    owner = Unicode("", config=True, help="The caller whose kernel it is; empty for none.")
     keep_s = Float(KEEP_S, config=True, help="Seconds to keep the kernel while no server is connected.")
     busy_keep_s = Float(
         BUSY_KEEP_S, config=True, help="The same while it is busy, if that is longer; 0 for ever."
@@ -135,6 +136,9 @@ class KeeperProvisioner(LocalProvisioner):
 
     async def pre_launch(self, **kwargs: Any) -> dict[str, Any]:
         """Have the connection file in the kernel's directory, unless the manager has one already."""
+        if kwargs.get("env") is None:
+            # A kernel of 0.1 that is restarted, or a manager that names none: jupyter_client would pass on all it has.
+            kwargs["env"] = kernel_environment(os.environ)
         self._launch_args = {name: kwargs[name] for name in _REMEMBERED if name in kwargs}
         os.makedirs(self.directory, mode=0o700, exist_ok=True)
         if self.parent is not None and not self.parent.connection_file:
@@ -161,7 +165,7 @@ class KeeperProvisioner(LocalProvisioner):
 
     async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> KernelConnectionInfo:
         """Start a keeper and its kernel. Raises ``KernelNotStarted`` if the command cannot be run."""
-        env, cwd = kwargs.pop("env", None), kwargs.pop("cwd", None)
+        env, cwd = kwargs.pop("env"), kwargs.pop("cwd", None)
         unknown = kwargs.keys() - _IGNORED
         if unknown:
             raise TypeError(f"a kernel under a keeper cannot be started with {', '.join(sorted(unknown))}")
@@ -181,16 +185,17 @@ class KeeperProvisioner(LocalProvisioner):
             self.parent._connection_file_written = False
         return self.connection_info
 
-    def _launch(self, cmd: list[str], env: dict[str, str] | None, cwd: Any) -> Launch:
+    def _launch(self, cmd: list[str], env: dict[str, str], cwd: Any) -> Launch:
         manager, spec = self.parent, self.kernel_spec
         assert manager is not None, "a kernel is started by its manager, who wrote the connection file"
         return Launch(
             kernel_id=str(self.kernel_id),
             argv=kernel_command([os.path.expanduser(part) for part in cmd]),
-            env=kernel_environment(os.environ) if env is None else dict(env),
+            env=dict(env),
             cwd=os.path.abspath(os.path.expanduser(cwd or os.getcwd())),
             connection_file=os.path.realpath(manager.connection_file),
             kernel_name=manager.kernel_name,
+            owner=self.owner,
             display_name=spec.display_name,
             interrupt_mode=spec.interrupt_mode,
             launch={
@@ -298,6 +303,7 @@ async def _managed(keeper: Keeper, kernel_spec_manager: KernelSpecManager | None
         kernel_id=info.kernel_id,
         kernel_spec=manager.kernel_spec,
         parent=manager,
+        owner=info.owner,
         keep_s=launch["keep_s"],
         busy_keep_s=launch.get("busy_keep_s", BUSY_KEEP_S),
         memory_max=launch.get("memory_max", 0),

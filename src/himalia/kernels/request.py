@@ -86,6 +86,8 @@ class Request:
         """Whether the kernel is known to run it: an interrupt before that would be lost."""
         self.is_unwanted = False
         """It was cancelled or took too long: it is to be interrupted when it has begun."""
+        self.unwanted_by = ""
+        """The caller who cancelled it; empty if it took too long."""
         self.is_interrupted = False
         self.is_stale = False
         self.last_heard_us = 0

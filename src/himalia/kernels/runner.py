@@ -35,7 +35,8 @@ BEGIN_WITHIN_S = 1.0
 REMEMBERED_MAX = 10_000
 
 Send = Callable[[Request], KernelMessage]
-Interrupt = Callable[[], Coroutine[Any, Any, None]]
+Interrupt = Callable[[str], Coroutine[Any, Any, None]]
+"""Interrupts the kernel in the name of a caller, which is empty if a time limit is the cause."""
 
 
 def _never() -> bool:
@@ -156,7 +157,7 @@ class Runner:
         if request.stage is Stage.QUEUED:
             self._queue.remove(request)
         else:
-            self._stop(request)
+            self._stop(request, caller)
         self._close(request, ExecutionStatus.CANCELLED, "cancelled", caller)
         return request
 
@@ -169,12 +170,15 @@ class Runner:
         """The kernel is not ready: send nothing until ``go``."""
         self._is_held = True
 
-    def end_all(self, status: ExecutionStatus, reason: str) -> None:
-        """The kernel died, restarts or goes: nothing that waits will be answered any more."""
+    def end_all(self, status: ExecutionStatus, reason: str, caller: str = "") -> None:
+        """The kernel died, restarts or goes: nothing that waits will be answered any more.
+
+        ``caller`` is the name of who caused that; empty if nobody did.
+        """
         self.hold()
         self._queue.clear()
         for request in list(self._open.values()):
-            self._close(request, status, reason)
+            self._close(request, status, reason, caller)
         if self._active is not None:
             self._release(self._active)
 
@@ -287,9 +291,10 @@ class Runner:
             f"ran longer than {request.code.timeout_s:g} s and was interrupted",
         )
 
-    def _stop(self, request: Request) -> None:
+    def _stop(self, request: Request, caller: str = "") -> None:
         """Interrupt it as soon as it has begun: before that, the kernel would shrug and then run it."""
         request.is_unwanted = True
+        request.unwanted_by = caller
         if request.has_begun:
             self._interrupt_once(request)
         else:
@@ -298,7 +303,7 @@ class Runner:
     def _interrupt_once(self, request: Request) -> None:
         if self._active is request and not request.is_interrupted and not request.is_done:
             request.is_interrupted = True
-            self._spawn(self._interrupt())
+            self._spawn(self._interrupt(request.unwanted_by))
 
     # What becomes of a request
 

@@ -182,9 +182,10 @@ export class Session {
   #input({ record, content, parent }) {
     const isNew = !this.#cells.has(parent);
     const cell = this.#cellOf(parent, record);
-    cell.code = textOf(content.code);
+    // Code in the kernel can say this of any request, so it changes neither code that is known nor a cell that has ended.
+    cell.code ??= textOf(content.code);
     cell.isLoose = false;
-    if (Number.isInteger(content.execution_count)) cell.count = content.execution_count;
+    if (!cell.hasEnded && Number.isInteger(content.execution_count)) cell.count = content.execution_count;
     if (!isNew) return;
     cell.isForeign = true;
     cell.status = "running";

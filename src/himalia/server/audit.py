@@ -104,11 +104,12 @@ class Audit:
         except TopicNotFound:
             await self._log.create(AUDIT_TOPIC, self._retention)
         else:
-            if info.end == 0:
-                # Made by a client and never used, or by a server that was killed before its first record.
+            if info.first < info.end:
+                await self._check_owner(info)
+            elif info.retention != self._retention:
+                # It holds nothing, and its maker's retention would remove what is recorded.
                 await self._log.delete(AUDIT_TOPIC)
                 await self._log.create(AUDIT_TOPIC, self._retention)
-            await self._check_owner(info)
         self._writing = asyncio.create_task(self._write())
 
     async def close(self) -> None:
@@ -202,8 +203,6 @@ class Audit:
 
     async def _check_owner(self, info: TopicInfo) -> None:
         """A topic of this name that a client made, before the name was reserved, is not written to."""
-        if info.first == info.end:
-            return
         first = (await self._log.read(AUDIT_TOPIC, info.first, limit=1)).records[0]
         try:
             if _decode_headers(first.headers).publisher == SERVER:
@@ -212,7 +211,7 @@ class Audit:
             pass
         raise ConfigurationError(
             f"the log has a topic {AUDIT_TOPIC!r} of your own, a name that the server needs for its audit trail: "
-            f"rename it with 'himalia topics rename {AUDIT_TOPIC} NEW-NAME' and start again",
+            f"rename it with 'himalia topics rename {AUDIT_TOPIC} NEW-NAME --log {self._log.url}' and start again",
             topic=AUDIT_TOPIC,
         )
 

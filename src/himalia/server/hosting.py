@@ -77,9 +77,7 @@ class Hosting:
             return
         from himalia.kernels.host import KernelHost
 
-        self._host = KernelHost(self._manager, self._settings, self._tracing)
-        self._host.on_ended = self._ended_kernel
-        self._host.on_leftover = self._closed_leftover
+        self._host = KernelHost(self._manager, self._settings, self._tracing, self)
         await self._host.open()
 
     def close(self) -> asyncio.Task[None]:
@@ -117,12 +115,21 @@ class Hosting:
             if not self._ended.done():
                 self._ended.set_result(None)
 
-    def _ended_kernel(self, kernel: Kernel) -> None:
+    # What the host reports
+
+    def kernel_started(self, kernel: Kernel) -> None:
+        by = kernel.owner or SERVER
+        self._record(AuditEvent.KERNEL_STARTED, by, kernel_id=kernel.id, name=kernel.name)
+
+    def kernel_restarted(self, kernel: Kernel, caller: str) -> None:
+        self._record(AuditEvent.KERNEL_RESTARTED, caller or SERVER, kernel_id=kernel.id)
+
+    def kernel_ended(self, kernel: Kernel) -> None:
         self.counts.add(kernel)
         by, reason = kernel.ended_by or SERVER, kernel.end_reason
         self._record(AuditEvent.KERNEL_STOPPED, by, kernel_id=kernel.id, reason=reason)
 
-    def _closed_leftover(self, kernel_id: str, reason: str) -> None:
+    def leftover_closed(self, kernel_id: str, reason: str) -> None:
         self._record(AuditEvent.KERNEL_STOPPED, SERVER, kernel_id=kernel_id, reason=reason)
 
     def _record(self, event: AuditEvent, caller: Principal | str, **fields: str | None) -> None:
@@ -157,13 +164,8 @@ class Hosting:
 
     # What is asked of them
 
-    async def _counted(
-        self, caller: Principal, event: AuditEvent, bring: Callable[[], Awaitable[Kernel]]
-    ) -> Kernel:
-        """Bring a kernel, which counts from now on, and record that.
-
-        ``TooManyKernels`` if the caller has as many as it may.
-        """
+    async def _counted(self, caller: Principal, bring: Callable[[], Awaitable[Kernel]]) -> Kernel:
+        """Bring a kernel, which counts from now on; ``TooManyKernels`` if the caller has as many as it may."""
         name, limit = caller.name, caller.limits.kernels
         if limit is not None:
             count = sum(kernel.owner == name for kernel in self.kernels) + self._coming_of[name]
@@ -171,44 +173,45 @@ class Hosting:
                 raise TooManyKernels(f"{name!r} has {count} kernels, its limit; stop one first", limit=limit)
         self._coming_of[name] += 1
         try:
-            kernel = await bring()
+            return await bring()
         finally:
             self._coming_of[name] -= 1
             if not self._coming_of[name]:
                 del self._coming_of[name]
-        # Here, where no cancelled request can come between: what has been started is always recorded.
-        self._record(event, caller, kernel_id=kernel.id, name=kernel.name)
-        return kernel
 
     async def start(
         self, name: str | None, cwd: Path | None, env: dict[str, str] | None, caller: Principal
     ) -> Kernel:
         """Start a kernel of this caller; it goes on if the client goes away."""
         start = partial(self.host.start, name, cwd=cwd, env=env, owner=caller.name)
-        return await self._bring(self._counted(caller, AuditEvent.KERNEL_STARTED, start))
+        return await self._bring(self._counted(caller, start))
 
     async def attach(self, connection_file: str, caller: Principal) -> Kernel:
         """Listen to a foreign kernel; quick to say that there is none."""
-        host = self.host
+        _ = self.host
         path = await asyncio.to_thread(_path, connection_file)
-        attach = partial(host.attach, str(path), caller.name)
-        return await self._bring(self._counted(caller, AuditEvent.KERNEL_ATTACHED, attach))
+        return await self._bring(self._counted(caller, partial(self._attach, str(path), caller)))
+
+    async def _attach(self, path: str, caller: Principal, **options: Any) -> Kernel:
+        kernel = await self.host.attach(path, caller.name, **options)
+        # Here, where no cancelled request can come between.
+        self._record(AuditEvent.KERNEL_ATTACHED, caller, kernel_id=kernel.id, name=kernel.name)
+        return kernel
 
     async def attach_all(self, caller: Principal) -> tuple[list[Kernel], dict[str, str]]:
         """Listen to all kernels of Jupyter's runtime directory; also says which files were skipped, and why."""
         from himalia.kernels.connection_file import runtime_connection_files
 
-        host = self.host
+        _ = self.host
         attached: list[Kernel] = []
         skipped: dict[str, str] = {}
 
         async def attach(path: str) -> None:
             try:
                 await asyncio.to_thread(_path, path)
-                attach_one = partial(host.attach, path, caller.name, within_s=0)
+                attach_one = partial(self._attach, path, caller, within_s=0)
                 async with asyncio.timeout(ANSWER_WITHIN_S):
-                    counted = self._counted(caller, AuditEvent.KERNEL_ATTACHED, attach_one)
-                    attached.append(await self._bring(counted))
+                    attached.append(await self._bring(self._counted(caller, attach_one)))
             except TimeoutError:
                 skipped[path] = f"it did not answer within {ANSWER_WITHIN_S:g} s"
             except HimaliaError as error:

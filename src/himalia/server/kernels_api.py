@@ -179,15 +179,14 @@ async def stop_kernel(broker: TheBroker, caller: Caller, kernel_id: KernelId) ->
 async def interrupt_kernel(broker: TheBroker, caller: Caller, kernel_id: KernelId) -> None:
     """Interrupt what the kernel runs; that ends with the error KeyboardInterrupt."""
     kernel = await _kernel(broker, caller, kernel_id, Right.EXECUTE)
-    broker.audit.record(AuditEvent.KERNEL_INTERRUPTED, caller, kernel_id=kernel_id)
     await kernel.interrupt(caller.name)
+    broker.audit.record(AuditEvent.KERNEL_INTERRUPTED, caller, kernel_id=kernel_id)
 
 
 @router.post("/kernels/{kernel_id}/restart", responses={**NO_KERNEL, **UNAVAILABLE, **FAILED})
 async def restart_kernel(broker: TheBroker, caller: Caller, kernel_id: KernelId) -> KernelBody:
     """Start the kernel's process anew. What runs or waits ends as `aborted`; id and topic stay."""
     kernel = await _kernel(broker, caller, kernel_id, Right.EXECUTE)
-    broker.audit.record(AuditEvent.KERNEL_RESTARTED, caller, kernel_id=kernel_id)
     await kernel.restart(caller=caller.name)
     return _body(broker, kernel)
 

@@ -1,4 +1,4 @@
-"""Wrong and expired keys: recorded and logged once a minute for each address, answered slowly if there are many."""
+"""Wrong and expired keys and sessions: recorded and logged once a minute for each address, answered slowly if many."""
 
 from __future__ import annotations
 
@@ -80,8 +80,12 @@ class Refusals:
         asyncio.get_running_loop().call_later(PERIOD_S, self._end_period, address)
 
     def _say(self, address: str, count: int) -> None:
-        keys = "a wrong or expired key" if count == 1 else f"{count} wrong or expired keys"
-        logger.warning("refused %s from %s", keys, address)
+        what = (
+            "a wrong or expired key or session"
+            if count == 1
+            else f"{count} wrong or expired keys or sessions"
+        )
+        logger.warning("refused %s from %s", what, address)
         self._audit.record(AuditEvent.KEY_REFUSED, "", address=address, count=count)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -26,7 +27,7 @@ from himalia.server.models import (
     StatsResponse,
     TopicList,
 )
-from himalia.topics import AUDIT_TOPIC, check_name, is_pattern, is_reserved
+from himalia.topics import AUDIT_TOPIC, check_name, is_pattern, is_reserved, matches
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     401: {"model": ErrorResponse, "description": "No key, or an unknown one"},
@@ -170,13 +171,18 @@ async def stats(broker: TheBroker, caller: Caller) -> StatsResponse:
     found["topics"] = {
         name: topic for name, topic in found["topics"].items() if may_see(caller, name, owners.get(name))
     }
-    if not caller.may_all(Right.MANAGE):
-        found["subscribers"] = [
-            one
-            for one in found["subscribers"]
-            if not is_pattern(one["topic"]) and may_see(caller, one["topic"], owners.get(one["topic"]))
-        ]
+    found["subscribers"] = [
+        one for one in found["subscribers"] if _may_see_subscriber(caller, one["topic"], owners)
+    ]
     return StatsResponse(**found, connections=broker.connection_count, kernels=len(broker.kernels.kernels))
+
+
+def _may_see_subscriber(caller: Principal, topic: str, owners: Mapping[str, str | None]) -> bool:
+    """Whoever manages all topics sees all subscribers, but for those of the audit trail."""
+    if matches(topic, AUDIT_TOPIC):
+        return caller.may(Right.SUBSCRIBE, AUDIT_TOPIC)
+    is_visible = not is_pattern(topic) and may_see(caller, topic, owners.get(topic))
+    return is_visible or caller.may_all(Right.MANAGE)
 
 
 @router.get(

@@ -74,7 +74,7 @@ IOPUB = TableSpec(
         "payload_bytes": "the size of the payload",
         **_DATE,
         "parent_session": "the session of the request that caused it",
-        "parent_username": "the user of the request that caused it: who asked",
+        "parent_username": "the user of the request that caused it, as the kernel says",
         "header_ts": "the date in the message's own header: the kernel's clock",
     },
 )
@@ -114,7 +114,7 @@ EXECUTIONS = TableSpec(
         "result_types": "the MIME types of its results and displays, sorted",
         "ename": "the name of its error: the last it published, else the one it replied with",
         "evalue": "the error's message",
-        "username": "who asked: the caller's qualified name, such as key:ann; of another client, the name it gave",
+        "username": "who asked: the caller's qualified name (key:ann), or foreign: and the name that the kernel says",
         "session": "from which session",
         "is_foreign": "whether another client than Himalia made it",
         "is_running": "whether it has not ended; the table is partitioned by it",

@@ -213,7 +213,9 @@ def test_an_expired_key_ends_what_it_opened(
         answer = http.get("/topics")
         assert error_of(answer) == (401, "UNAUTHORIZED") and "expired" in answer.text
     assert server.broker.identity.failures[Failure.EXPIRED] == 1
-    assert "refused a wrong or expired key from 127.0.0.1" in caplog.text
+    assert "refused a wrong or expired key or session from 127.0.0.1" in caplog.text
+    [expired] = server.audit_trail("key_expired")
+    assert expired == {"event": "key_expired", "caller": "server", "name": "key:shop"}
 
 
 def test_a_removed_key_ends_its_sessions(server: RunningServer, remove_shop: Callable[[], None]) -> None:

@@ -18,7 +18,6 @@ from himalia.errors import RateLimited
 from himalia.server.identity import sessions as sessions_module
 from himalia.server.identity import sign_ins
 from himalia.server.identity.cookie import session_secrets
-from himalia.topics import AUDIT_TOPIC
 from tests.cli.running import assert_sentence, himalia
 from tests.server.identity.callers import TOKEN, Serve, error_of, write_keys
 from tests.server.raw import Wire, handshake
@@ -369,11 +368,7 @@ def test_sessions_are_bounded(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> 
 
 def revoked_sessions(server: RunningServer) -> list[dict[str, Any]]:
     """What the audit trail has of sessions that the server itself ended."""
-    server.wait_for_audit()
-    with server.http(headers=server.headers) as http:
-        messages = http.get(f"/topics/{AUDIT_TOPIC}/messages").raise_for_status().json()["messages"]
-    payloads = [one["message"]["payload"] for one in messages]
-    return [one for one in payloads if (one["event"], one["caller"]) == ("session_revoked", "server")]
+    return [one for one in server.audit_trail("session_revoked") if one["caller"] == "server"]
 
 
 def test_a_caller_that_signs_in_too_often_has_to_wait(

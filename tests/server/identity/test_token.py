@@ -104,6 +104,7 @@ async def test_a_rotated_token_replaces_the_old_one_while_the_server_runs(serve:
             await hear(ws)
         assert closed.value.rcvd is not None and closed.value.rcvd.code == 4401
     assert server.token == new
+    assert server.audit_trail("token_rotated") == [{"event": "token_rotated", "caller": "server"}]
     with server.http() as http:
         assert http.get("/topics", headers={"X-API-Key": new}).status_code == 200
         assert error_of(http.get("/topics", headers={"X-API-Key": old or ""})) == (401, "UNAUTHORIZED")

@@ -55,6 +55,7 @@ _ABOUT = (
     "cwd",
     "grace_s",
     "keeps_files",
+    "owner",
 )
 """What ``keeper.json`` repeats of the launch. The environment is not there: it may hold secrets."""
 

@@ -141,9 +141,10 @@ class Authenticator:
         session = self._session_of(shown)
         if session is not None:
             return session.principal
-        self.failures[Failure.UNKNOWN_SESSION if shown.sessions else Failure.NO_KEY] += 1
         if shown.sessions:
+            await self._refuse(scope, Failure.UNKNOWN_SESSION)
             raise Unauthorized("this session has ended; sign in again")
+        self.failures[Failure.NO_KEY] += 1
         raise Unauthorized(
             "no key: send it as X-API-Key, as Authorization: Bearer, or as ?token= ('himalia token' prints it)"
         )
@@ -172,7 +173,7 @@ class Authenticator:
         self.on_event("session_revoked", SERVER, fields)
 
     async def _refuse(self, scope: Scope, failure: Failure) -> None:
-        """Count, record and slow down a wrong or expired key."""
+        """Count, record and slow down a wrong or expired key, or a session that is not known."""
         self.failures[failure] += 1
         if self.on_wrong_key is not None:
             await self.on_wrong_key(scope)

@@ -30,6 +30,8 @@ from himalia.spark.pipeline.iopub import IOPUB_CHANNELS
 
 EVENT_USERNAME = "himalia"
 """What events of the server carry where no caller caused them, and all events of earlier versions."""
+FOREIGN = "foreign:"
+"""Qualifies a name that only the kernel says: code in it can give that of any caller."""
 KEY = ("request_id", "topic", "epoch")
 """The request's id first: rows are sorted by it, and topics all begin alike."""
 CLOSED, RUNNING, LINGERING, ORPHAN, WAITING = "closed", "running", "lingering", "orphan", "waiting"
@@ -153,7 +155,7 @@ def _fresh(iopub: DataFrame) -> DataFrame:
         f"""case kind
             when '{course.QUEUED}' then nullif(username, '{EVENT_USERNAME}')
             when '{course.SENT}' then username
-            when '{course.INPUT}' then parent_username
+            when '{course.INPUT}' then '{FOREIGN}' || nullif(parent_username, '')
         end as asker""",
         f"case kind when '{course.SENT}' then session when '{course.INPUT}' then parent_session end as session",
         "status",
