@@ -42,6 +42,7 @@
     │   ├── LogCorrupt               UNAVAILABLE
     │   ├── LogLocked                UNAVAILABLE            another process owns the file
     │   └── LogTooNew                UNAVAILABLE            written by a newer Himalia
+    ├── SessionsNotStored            UNAVAILABLE            sessions have ended, and a crash would bring them back
     ├── IssuerUnavailable            UNAVAILABLE            the keys that sign JSON Web Tokens cannot be fetched
     ├── ConnectionFailed             CONNECTION_FAILED      client side: no server answers
     ├── DataLost                     DATA_LOST              client side: records went before they were read
@@ -293,6 +294,18 @@ class LogLocked(LogUnavailable):
 
 class LogTooNew(LogUnavailable):
     pass
+
+
+class SessionsNotStored(HimaliaError):
+    """Sessions have ended, and the file of sessions does not say so yet."""
+
+    code = ErrorCode.UNAVAILABLE
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the session has ended, but that cannot be stored now; the server tries again every second, and until "
+            "then a crash would bring the session back"
+        )
 
 
 class IssuerUnavailable(HimaliaError):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
+from ipaddress import ip_address
 
 PATH = "/proof"
 NONCE_LENGTH = 32
@@ -39,6 +40,18 @@ def proof_of(digest: bytes, nonce: str) -> str:
 def is_web_token(token: str) -> bool:
     """Whether this is a JSON Web Token, which no server can know before it is shown."""
     return token.startswith("eyJ") and token.count(".") == 2
+
+
+def is_same_machine(own: str, peer: str) -> bool:
+    """Whether both ends of a connection, of which these are the addresses, are on one machine.
+
+    A URL does not tell: ``0.0.0.0``, the machine's own name and its address in the network lead here too.
+    """
+    if own == peer:
+        return True
+    address = ip_address(peer.partition("%")[0])
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback
 
 
 def not_proven(url: str) -> str:

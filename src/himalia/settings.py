@@ -12,12 +12,16 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import platformdirs
-from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from himalia.runtime import checked_warehouse, default_warehouse
 
 KIB, MIB = 1024, 1024 * 1024
+FLOAT_MAX = 1e10
+"""As seconds about three hundred years, so that no sum of times is beyond what a date can be."""
+NonNegativeFloat = Annotated[float, Field(ge=0, le=FLOAT_MAX)]
+PositiveFloat = Annotated[float, Field(gt=0, le=FLOAT_MAX)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 KernelEncryption = Literal["auto", "required", "off"]
 RlimitInt = Annotated[int, Field(ge=0, le=2**62)]

@@ -26,7 +26,7 @@ def test_sizes(text: str, size: int) -> None:
     assert parse_size(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "x", "-1", "1 fortnight", "1e3", "1.2.3"])
+@pytest.mark.parametrize("text", ["", "x", "-1", "1 fortnight", "1e3", "1.2.3", "9" * 400, "9" * 20 + "w"])
 def test_what_is_no_quantity(text: str) -> None:
     """Anything else is wrong usage."""
     with pytest.raises(typer.BadParameter):

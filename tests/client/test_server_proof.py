@@ -15,7 +15,7 @@ import pytest
 
 from himalia.client import Client
 from himalia.errors import ConnectionFailed, HimaliaError, Unauthorized
-from himalia.proof import Challenge
+from himalia.proof import Challenge, is_same_machine
 from himalia.spark.connector.connection import Address, Connection
 from tests.cli.running import assert_sentence, himalia
 from tests.serving import DEADLINE_S, RunningServer
@@ -147,6 +147,48 @@ async def test_whoever_took_the_port_gets_nothing(
     assert b"GET /proof?" in squatter.heard
     assert TOKEN.encode() not in squatter.heard and b"payload" not in squatter.heard
     assert TOKEN not in failed.value.message
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS.keys())
+@pytest.mark.parametrize("host", ["0.0.0.0", "127.1", "2130706433"])
+async def test_another_name_of_this_machine_is_asked_too(
+    squat: Callable[..., Squatter], host: str, way: Callable[[str], Any]
+) -> None:
+    """Where the connection ends decides, not how the URL is spelt."""
+    squatter = squat(not_found())
+    impatient = partial(publish, timeout_s=0.5) if way is publish else way
+    with pytest.raises(ConnectionFailed):
+        await impatient(f"http://{host}:{squatter.port}")
+    assert b"GET /proof?" in squatter.heard and TOKEN.encode() not in squatter.heard
+
+
+@pytest.mark.parametrize(
+    ("own", "peer", "expected"),
+    [
+        ("127.0.0.1", "127.0.1.1", True),
+        ("::1", "::1", True),
+        ("::ffff:127.0.0.1", "::ffff:127.0.0.1", True),
+        ("192.0.2.1", "192.0.2.1", True),
+        ("fe80::1%eth0", "fe80::1%eth0", True),
+        ("192.0.2.1", "192.0.2.2", False),
+        ("fe80::1%eth0", "fe80::2%eth0", False),
+        ("::ffff:192.0.2.1", "::ffff:192.0.2.2", False),
+    ],
+)
+def test_a_connection_within_a_machine_is_known_by_its_ends(own: str, peer: str, expected: bool) -> None:
+    """The peer is loopback, or has the address that is our own."""
+    assert is_same_machine(own, peer) is expected
+
+
+async def test_a_proxy_is_not_asked_to_prove_anything(
+    squat: Callable[..., Squatter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A proxy on this machine passes requests on to a server elsewhere, which it cannot speak for."""
+    proxy = squat(not_found())
+    monkeypatch.setenv("http_proxy", proxy.url)
+    with pytest.raises(HimaliaError):
+        await rest("http://broker.example:8000")
+    assert proxy.heard.startswith(b"GET http://broker.example:8000/topics ")
 
 
 async def test_a_client_that_is_connected_asks_again_on_a_new_connection(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import re
 import signal
 import socket
@@ -122,6 +123,23 @@ def readable_keys(directory: Path) -> None:
     start(directory, keys_file=path)
 
 
+def keys_of_another(directory: Path) -> None:
+    path = write_keys(directory / "keys.toml", "[keys]")
+    with pytest.MonkeyPatch.context() as patch:
+        if os.geteuid() == 0:
+            os.chown(path, 65534, 65534)
+        else:  # which takes root, so this user is another one meanwhile
+            patch.setattr(os, "geteuid", lambda: 65534)
+        start(directory, keys_file=path)
+
+
+def writable_jwks(directory: Path) -> None:
+    path = directory / "jwks.json"
+    path.touch()
+    path.chmod(0o666)
+    start(directory, jwt_jwks=str(path), **TOKENS)
+
+
 TOKENS = {"jwt_issuer": "https://issuer.example", "jwt_audience": "himalia"}
 
 
@@ -153,6 +171,8 @@ PROVOCATIONS: dict[str, Provoke] = {
     "the keys file ... is not TOML": bad_keys("[keys"),
     "the keys file ... has no keys": bad_keys(""),
     "needs hash = ...": bad_keys("[keys.shop]\npublish = ['>']"),
+    "... belongs to another user": keys_of_another,
+    "other users may change ...": writable_jwks,
     "other users may read the keys file ...": readable_keys,
     "... needs at least 16 characters": bad_keys("[keys.shop]\nkey = 'short'"),
     "... is an example of the manual": lambda directory: start(directory, token="change-me-0123456789"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,36 +18,22 @@ from himalia.log.sqlite.failures import translate
 from himalia.log.sqlite.jobs import StopJob
 from himalia.log.sqlite.store import Store
 from himalia.record import Draft, Retention
+from tests.disk import fill_up, mount, small_file_system
 
 from .backends import Backend, add, drafts, eventually, read_all, soon
 
 
-def mount(*arguments: str) -> bool:
-    return subprocess.run(["mount", *arguments], check=False, capture_output=True).returncode == 0
-
-
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A real file system of 8 MB."""
-    path = tmp_path / "disk"
-    path.mkdir()
-    if not mount("-t", "tmpfs", "-o", "size=8m", "himalia-test", str(path)):
-        pytest.skip("mounting a small file system takes more rights than this user has")
-    yield path
-    subprocess.run(["umount", "--lazy", str(path)], check=True)
+    with small_file_system(tmp_path / "disk", megabytes=8) as path:
+        yield path
 
 
 @contextmanager
 def filled_up(disk: Path) -> Iterator[None]:
     """Not a byte is left on the disk meanwhile."""
-    filler = disk / "filler"
+    filler = fill_up(disk)
     try:
-        with filler.open("wb", buffering=0) as file:
-            try:
-                while True:
-                    file.write(b"x" * 4096)
-            except OSError:
-                pass
         yield
     finally:
         filler.unlink()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import httpx
 import pytest
@@ -24,8 +26,10 @@ NDJSON = {"Content-Type": "application/x-ndjson"}
 KEYS = {
     "slow": "publishes_per_s = 0.001",
     "thin": "bytes_per_s = 2000",
+    "scanty": "bytes_per_s = 1000",
     "brisk": "publishes_per_s = 2000",
     "mute": "publishes_per_s = 0",
+    "steady": "publishes_per_s = 100",
     "few": "connections = 2",
     "narrow": "subscriptions = 2",
     "small": "kernels = 1",
@@ -111,6 +115,48 @@ def test_bytes_are_limited_and_a_large_message_passes(http: httpx.Client) -> Non
     assert 7 <= int(answer.headers["retry-after"]) <= 10
 
 
+async def test_bytes_count_on_a_websocket_too(shared: RunningServer) -> None:
+    """What a WebSocket has published delays what follows over REST, and the other way round."""
+    async with shared.connect(additional_headers=headers_of("scanty")) as ws:
+        large = {"id": str(uuid4()), "payload": "x" * 20_000}
+        assert (await ask(ws, type="publish", topic="orders", message=large))["type"] == "ack"
+        refused = await ask(ws, type="publish", topic="orders", message=message(1))
+        assert refused["error"]["code"] == "RATE_LIMITED"
+        with shared.http(headers=headers_of("scanty")) as http:
+            answer = http.post("/topics/orders/messages", json={"payload": 1})
+            assert answer.json()["error"]["code"] == "RATE_LIMITED"
+
+
+async def test_bodies_that_are_received_together_share_one_rate(shared: RunningServer) -> None:
+    """However far apart they began, and although a caller that does nothing else is forgotten in between."""
+    headers = {**headers_of("steady"), **NDJSON}
+    go = asyncio.Event()
+    begun = 0
+
+    async def lines() -> AsyncIterator[bytes]:
+        nonlocal begun
+        yield b"\n"
+        begun += 1
+        await go.wait()
+        for number in range(150):
+            yield b'{"payload":%d}\n' % number
+
+    usages = shared.broker.usages
+    async with httpx.AsyncClient(base_url=shared.url, headers=headers, timeout=60) as http:
+        bodies = []
+        for count in range(3):
+            bodies.append(asyncio.create_task(http.post("/topics/more/messages", content=lines())))
+            await asyncio.to_thread(until, lambda count=count: begun == count + 1)
+            await asyncio.to_thread(shared.on_loop, usages.sweep)
+        began_s = time.monotonic()
+        go.set()
+        await asyncio.gather(*bodies, return_exceptions=True)
+        took_s = time.monotonic() - began_s
+    stored = [answer.result().json().get("count", 0) for answer in bodies]
+    # A second's worth at once, and one that may be larger than what was left.
+    assert 150 <= sum(stored) <= 100 * took_s + 100 + 150
+
+
 def test_a_limit_of_zero_publishes_nothing(http: httpx.Client) -> None:
     """Zero is a limit, not the absence of one."""
     answer = http.post("/topics/orders/messages", headers=headers_of("mute"), json={"payload": 1})
@@ -144,6 +190,10 @@ async def test_connections_are_limited_for_a_caller(shared: RunningServer) -> No
                 assert "'key:few' has 2 connections open, its limit" in body["error"]["message"]
                 answer = http.get("/topics/orders/events", headers=headers)
                 assert answer.json()["error"]["code"] == "TOO_MANY_CONNECTIONS"
+                async with httpx.AsyncClient(base_url=shared.url) as browser:
+                    (await browser.post("/session", headers=headers)).raise_for_status()
+                    answer = await browser.get("/topics/orders/events")
+                    assert answer.json()["error"]["code"] == "TOO_MANY_CONNECTIONS"
                 async with shared.connect(additional_headers=headers_of("free")):
                     pass
             usage = shared.broker.usages.of(Principal("key:few", {}, limits=CallerLimits(connections=2)))
@@ -176,7 +226,7 @@ async def test_subscriptions_are_limited_for_a_caller(shared: RunningServer) -> 
 # Kernels
 
 
-def test_kernels_are_limited_for_a_caller(shared: RunningServer, http: httpx.Client) -> None:
+def test_kernels_are_limited_for_a_caller(shared: RunningServer, http: httpx.Client, tmp_path: Path) -> None:
     """Also those that are being started count; one that is stopped makes room."""
     headers = headers_of("small")
 
@@ -190,6 +240,10 @@ def test_kernels_are_limited_for_a_caller(shared: RunningServer, http: httpx.Cli
     assert "'key:small' has 1 kernels, its limit" in answers[1].json()["message"]
     kernel = answers[0].json()["id"]
     assert http.post("/api/kernels", headers=headers, json={}).status_code == 429
+    (tmp_path / "kernel-1.json").write_text("{}")
+    body = {"connection_file": str(tmp_path / "kernel-1.json")}
+    attached = http.post("/api/kernels/attach", headers=headers, json=body)
+    assert attached.json()["error"]["code"] == "TOO_MANY_KERNELS"
     assert http.delete(f"/api/kernels/{kernel}", headers=headers).status_code == 204
     again = http.post("/api/kernels", headers=headers, json={})
     assert again.status_code == 201

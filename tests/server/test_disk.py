@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ import psutil
 import pytest
 from jupyter_client.manager import KernelManager
 
+from tests.disk import fill_up, small_file_system
 from tests.server.process import ServerProcess
 from tests.server.raw import RawWebSocket, until
 
@@ -26,30 +26,12 @@ NDJSON = {"Content-Type": "application/x-ndjson"}
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of two megabytes."""
-    path = tmp_path / "disk"
-    path.mkdir()
-    options = ["mount", "-t", "tmpfs", "-o", "size=2m", "himalia-test", str(path)]
-    if subprocess.run(options, check=False, capture_output=True).returncode:
-        pytest.skip("mounting a small file system takes more rights than this user has")
-    yield path
-    subprocess.run(["umount", "--lazy", str(path)], check=True)
+    with small_file_system(tmp_path / "disk") as path:
+        yield path
 
 
 def publish(raw: RawWebSocket, payload: Any) -> dict[str, Any]:
     return raw.ask(type="publish", topic="orders", message={"id": str(uuid.uuid4()), "payload": payload})
-
-
-def fill(path: Path) -> Path:
-    """Take all the space that is left."""
-    ballast = path / "ballast"
-    with ballast.open("ab", buffering=0) as file:
-        try:
-            while True:
-                file.write(b"x" * 4096)
-        except OSError:
-            pass
-    return ballast
 
 
 def fill_for_good(path: Path, store: Callable[[], bool]) -> Path:
@@ -60,7 +42,7 @@ def fill_for_good(path: Path, store: Callable[[], bool]) -> Path:
     """
     refused = 0
     while refused < 3:
-        ballast = fill(path)
+        ballast = fill_up(path)
         refused = refused + 1 if store() else 0
         if refused:
             time.sleep(PROBE_INTERVAL_S)
@@ -156,7 +138,7 @@ def test_lines_on_a_disk_that_fills_up_say_how_many_are_stored(tmp_path: Path, s
 
 def test_a_server_does_not_start_on_a_full_disk_and_says_why(tmp_path: Path, small_disk: Path) -> None:
     """Where nothing can be stored at all, starting fails with a sentence."""
-    fill(small_disk)
+    fill_up(small_disk)
     with pytest.raises(AssertionError, match="no space left"):
         ServerProcess(tmp_path, log=f"sqlite://{small_disk}/log.db")
 
@@ -313,7 +295,7 @@ def test_a_server_that_is_stopped_on_a_full_disk(tmp_path: Path, small_disk: Pat
         running = http.post(f"/api/kernels/{kernel}/execute", json={"code": code}).json()["request_id"]
         execution = f"/api/kernels/{kernel}/executions/{running}"
         until(lambda: "waits" in http.get(execution).text)
-        ballast = fill(small_disk)
+        ballast = fill_up(small_disk)
         go.touch()
         until(done.exists)
         until(lambda: http.get("/health").status_code == 503)

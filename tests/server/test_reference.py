@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
 
 import himalia
 from himalia.server.app import create_app
@@ -81,3 +84,15 @@ def test_refusals_of_the_protocol_have_security_headers(locked: RunningServer, d
     with Wire(locked.port) as wire:
         wire.send(data)
         assert set(wire.response()[1]) >= REQUIRED
+
+
+@pytest.mark.parametrize(("path", "status"), [("/ws", 401), ("/nowhere", 404), ("/topics", 404)])
+async def test_a_handshake_that_is_refused_has_security_headers(
+    locked: RunningServer, path: str, status: int
+) -> None:
+    """And says why, as every other answer does."""
+    with pytest.raises(InvalidStatus) as refused:
+        await connect(f"{locked.url.replace('http', 'ws', 1)}{path}")
+    response = refused.value.response
+    assert response.status_code == status and json.loads(response.body or b"")["error"]["message"]
+    assert {name.lower() for name in response.headers} >= REQUIRED

@@ -29,6 +29,12 @@ subscribe = [">"]
 key = "partial-0123456789"
 subscribe = ["orders", "kernels.>"]
 manage = [">"]
+
+[keys.barred]
+key = "barred-0123456789"
+subscribe = [">"]
+[keys.barred.limits]
+queries = 0
 """
 ENDLESS = "exists (select 1 from generate_series(1, 1000000000000) as t(value) where value < 0)"
 
@@ -141,6 +147,15 @@ def test_tables_need_the_right_to_read_everything(
         pytest.raises(Forbidden, match="subscribe on '>'"),
     ):
         client.tables()
+
+
+def test_the_limit_of_a_key_counts(
+    serve: Callable[..., RunningServer], warehouse: Path, tmp_path: Path
+) -> None:
+    """A key that may run no queries runs none."""
+    server = serve(keys_file=write_keys(tmp_path / "keys.toml", KEYS), kernels=False, warehouse=warehouse)
+    with server.http(headers={"X-API-Key": "barred-0123456789"}) as http:
+        assert error_of(http.get("/tables/executions")) == (429, "RATE_LIMITED")
 
 
 def test_before_the_pipeline_has_run(serve: Callable[..., RunningServer], tmp_path: Path) -> None:

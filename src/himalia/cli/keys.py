@@ -103,9 +103,7 @@ def list_keys(keys_file: File = None, json: Json = False) -> None:
 
         himalia keys list --keys-file keys.toml --json
     """
-    from himalia.server.identity import read_keys
-
-    found = [_shown(key) for key in read_keys(_path(keys_file))]
+    found = [_shown(key) for key in _file(keys_file).read()]
     if json:
         print_json(found)
         return

@@ -14,6 +14,9 @@ _BYTES = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", start=1):
     _BYTES[_letter] = _BYTES[_letter + "b"] = 1000**_power
     _BYTES[_letter + "ib"] = 1024**_power
+SECONDS_MAX = 1e10
+"""Three hundred years, so that no sum of times is beyond what a date can be."""
+BYTES_MAX = 2.0**62
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)\Z")
 
 
@@ -24,7 +27,7 @@ def parse_duration(text: str) -> float:
 
 def parse_size(text: str) -> int:
     """Bytes from ``1000000``, ``500MB``, ``2GiB``."""
-    return int(_parse(text, _BYTES, "a size such as 1000000, 500MB or 2GiB"))
+    return int(_parse(text, _BYTES, "a size such as 1000000, 500MB or 2GiB", BYTES_MAX))
 
 
 def parse_since(text: str) -> str:
@@ -38,11 +41,14 @@ def parse_since(text: str) -> str:
     return f"{time.time() - ago_s:.6f}"
 
 
-def _parse(text: str, units: dict[str, int], wanted: str) -> float:
+def _parse(text: str, units: dict[str, int], wanted: str, limit: float = SECONDS_MAX) -> float:
     match = _QUANTITY.match(text.strip().lower())
     if match is None or match[2] not in units:
         raise typer.BadParameter(f"{text!r} is not {wanted}")
-    return float(match[1]) * units[match[2]]
+    quantity = float(match[1]) * units[match[2]]
+    if quantity > limit:
+        raise typer.BadParameter(f"{text[:40]!r} is too much for {wanted}")
+    return quantity
 
 
 def show_size(size: float) -> str:

@@ -12,7 +12,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketExce
 
 from himalia.client.discovery import Address
 from himalia.client.failures import error_from_answer, translating
-from himalia.client.server_proof import proven_socket
+from himalia.client.server_proof import connected_socket
 from himalia.errors import ConnectionFailed, HimaliaError, InternalError
 from himalia.protocol import ClientMessage, ServerMessage, encode
 from himalia.tls import client_context
@@ -24,6 +24,9 @@ FRAMES_QUEUED = (64, 16)
 OPEN_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 1.0
 QUIET_S = 30.0
+_PROXIES = ("ws", "socks", "https", "http")
+"""The settings of the environment by which websockets chooses a proxy."""
+_SECURE_PROXIES = ("wss", "socks", "https")
 
 _PING = encode(ClientMessage("ping"))
 _decode = msgspec.json.Decoder(ServerMessage).decode
@@ -50,14 +53,15 @@ class Connection:
         """Connect. Raises the server's refusal (``Unauthorized``, ...) or ``ConnectionFailed``."""
         with translating(address.url, OSError, TimeoutError, WebSocketException):
             try:
-                # On the very connection that the token is then sent over.
-                proven = await proven_socket(address) if address.needs_proof else None
+                is_proxied = address.is_proxied(*(_SECURE_PROXIES if address.is_secure else _PROXIES))
+                # Proven on the very connection that the token is then sent over.
+                is_checked = address.needs_proof and not is_proxied
                 socket = await connect(
                     address.websocket_url,
-                    sock=proven,
+                    sock=await connected_socket(address) if is_checked else None,
                     additional_headers=address.headers,
                     compression=None,
-                    proxy=None if address.is_loopback else True,
+                    proxy=True if is_proxied else None,
                     ssl=(tls or client_context()) if address.is_secure else None,
                     open_timeout=OPEN_TIMEOUT_S,
                     close_timeout=CLOSE_TIMEOUT_S,

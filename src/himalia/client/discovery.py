@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from ipaddress import ip_address
 from urllib.parse import parse_qs, urlsplit, urlunsplit
+from urllib.request import getproxies, proxy_bypass
 
 import msgspec
 
@@ -43,17 +44,18 @@ class Address(msgspec.Struct, frozen=True):
 
     @property
     def needs_proof(self) -> bool:
-        """Whether the server has to prove that it knows the token before it is sent.
+        """Whether a server on this machine has to prove that it knows the token before it is sent.
 
-        On this machine any program can take the port of a server that is down. Elsewhere TLS tells who answers. A
-        JSON Web Token is not known to the server beforehand.
+        Any program can take the port of a server that is down. TLS tells who answers. A JSON Web Token is not known
+        to the server beforehand.
         """
-        return (
-            self.token is not None
-            and self.is_loopback
-            and not self.is_secure
-            and not is_web_token(self.token)
-        )
+        return self.token is not None and not self.is_secure and not is_web_token(self.token)
+
+    def is_proxied(self, *schemes: str) -> bool:
+        """Whether the environment names a proxy for this server, by one of these schemes."""
+        if self.is_loopback or proxy_bypass(urlsplit(self.url).hostname or ""):
+            return False
+        return not getproxies().keys().isdisjoint(schemes)
 
     @property
     def is_overheard(self) -> bool:

@@ -22,7 +22,7 @@ from himalia.client.answers import (
 from himalia.client.discovery import Address, Finder
 from himalia.client.events import Event
 from himalia.client.failures import error_from_answer, translating
-from himalia.client.server_proof import PROOF_TIMEOUT_S, prove
+from himalia.client.server_proof import PROOF_TIMEOUT_S, is_here, prove
 from himalia.errors import ConnectionFailed, TopicExists
 from himalia.protocol import Message
 from himalia.record import Retention
@@ -175,20 +175,26 @@ class Rest:
         if self._http is None:
             verify = (self._tls or client_context()) if address.is_secure else False
             self._http = httpx.AsyncClient(
-                timeout=self._timeout_s, verify=verify, trust_env=not address.is_loopback
+                timeout=self._timeout_s, verify=verify, trust_env=_is_proxied(address)
             )
         return self._http
 
 
+def _is_proxied(address: Address) -> bool:
+    return address.is_proxied("https" if address.is_secure else "http", "all")
+
+
 def _extensions(address: Address) -> dict[str, Any]:
     """Have each new connection checked before anything is sent on it: the library tells when there is one."""
-    if not address.needs_proof:
+    if not address.needs_proof or _is_proxied(address):
         return {}
 
     async def trace(event: str, info: dict[str, Any]) -> None:
         if event != "connection.connect_tcp.complete":
             return
         stream = info["return_value"]
+        if not is_here(stream.get_extra_info("client_addr"), stream.get_extra_info("server_addr")):
+            return
         try:
             await prove(
                 address,

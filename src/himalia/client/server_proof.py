@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -15,7 +16,7 @@ import msgspec
 from himalia.client.discovery import Address
 from himalia.client.failures import error_from_answer
 from himalia.errors import ConnectionFailed, ErrorCode, HimaliaError
-from himalia.proof import ANSWER_BYTES_MAX, Challenge, not_proven
+from himalia.proof import ANSWER_BYTES_MAX, Challenge, is_same_machine, not_proven
 
 PROOF_TIMEOUT_S = 10.0
 _PASSED_ON = (
@@ -85,17 +86,23 @@ async def _more(address: Address, receive: Receive, so_far: bytes) -> bytes:
     return data
 
 
-async def proven_socket(address: Address) -> socket.socket:
-    """A socket that is connected to a server which has proven that it knows the token."""
+def is_here(own: Any, peer: Any) -> bool:
+    """Whether a connection ends on this machine; the arguments are the socket addresses of its ends."""
+    return is_same_machine(own[0], peer[0])
+
+
+async def connected_socket(address: Address) -> socket.socket:
+    """A socket that is connected to a server; if that is on this machine, it has proven that it knows the token."""
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(PROOF_TIMEOUT_S):
         connected = await _connected(address)
         try:
-            await prove(
-                address,
-                lambda data: loop.sock_sendall(connected, data),
-                lambda: loop.sock_recv(connected, 65536),
-            )
+            if is_here(connected.getsockname(), connected.getpeername()):
+                await prove(
+                    address,
+                    lambda data: loop.sock_sendall(connected, data),
+                    lambda: loop.sock_recv(connected, 65536),
+                )
         except BaseException:
             connected.close()
             raise

@@ -26,7 +26,7 @@ from himalia.server import (
 from himalia.server.asyncapi import asyncapi_document
 from himalia.server.broker import Broker
 from himalia.server.guard import Guard
-from himalia.server.websocket import websocket_endpoint
+from himalia.server.websocket import refuse_other_paths, websocket_endpoint
 from himalia.settings import Settings
 
 DESCRIPTION = """A message broker on one durable log. Every message is appended once; everything that reads is a
@@ -71,6 +71,7 @@ def create_app(settings: Settings | None = None, broker: Broker | None = None) -
         "/asyncapi.json", asyncapi_document, tags=["server"], responses={403: topics_api.ERRORS[403]}
     )
     app.router.routes.append(WebSocketRoute("/ws", websocket_endpoint))
+    app.router.routes.append(WebSocketRoute("/{path:path}", refuse_other_paths))
     if broker.settings.allowed_origins:
         app.add_middleware(
             CORSMiddleware,

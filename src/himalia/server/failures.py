@@ -68,6 +68,11 @@ def error_response(error: HimaliaError, path: str = "") -> JSONResponse:
     return JSONResponse(_body(path, error.code, error.message), status, headers)
 
 
+def nothing_there(path: str) -> JSONResponse:
+    """The answer to whoever looks for something that is not there."""
+    return JSONResponse(_body(path, "NOT_FOUND", f"there is nothing at {path}; see /docs"), 404)
+
+
 def _body(path: str, code: str, message: str) -> dict[str, object]:
     message = clipped(message)
     body: dict[str, object] = {"error": {"code": code, "message": message}}
@@ -105,12 +110,9 @@ async def _on_http_exception(request: Request, error: Exception) -> JSONResponse
         cause = error.__cause__
         known = cause if isinstance(cause, HimaliaError) else BadRequest(f"{error.detail}: {cause}")
         return await _on_himalia_error(request, known)
-    code = "NOT_FOUND" if error.status_code == 404 else HTTPStatus(error.status_code).name
     if error.status_code == 404:
-        message = f"there is nothing at {request.url.path}; see /docs"
-    else:
-        message = str(error.detail)
-    body = _body(request.url.path, code, message)
+        return nothing_there(request.url.path)
+    body = _body(request.url.path, HTTPStatus(error.status_code).name, str(error.detail))
     headers = dict(error.headers or {})
     if error.status_code == 405 and (allowed := await _allowed_methods(request)):
         headers["Allow"] = allowed

@@ -25,10 +25,13 @@ class Guard:
         self._broker = broker
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
         send = _secured(scope, send)
+        if scope["type"] == "websocket":
+            await self._app(scope, receive, send)
+            return
         try:
             self._broker.frontier.check(Headers(scope=scope))
             caller = None if access.is_open(scope) else await access.identify(scope, self._broker)
@@ -57,10 +60,10 @@ class Guard:
 
 
 def _secured(scope: Scope, send: Send) -> Send:
-    is_tls = scope["scheme"] == "https"
+    is_tls = scope["scheme"] in ("https", "wss")
 
     async def send_secured(message: Message) -> None:
-        if message["type"] == "http.response.start":
+        if message["type"] in ("http.response.start", "websocket.http.response.start"):
             add_security_headers(message, is_tls=is_tls)
         await send(message)
 

@@ -25,8 +25,8 @@ from himalia.protocol.messages import canonical_uuid
 from himalia.record import Draft
 from himalia.server.access import SECURITY, Caller, TheBroker
 from himalia.server.broker import Broker
-from himalia.server.caller_usage import CallerUsage
 from himalia.server.drafting import Drafter
+from himalia.server.identity import Principal
 from himalia.server.message_list import MessageList
 from himalia.server.models import ErrorResponse, PublishBody, PublishResponse
 from himalia.server.request_body import RequestBody, body_of
@@ -117,7 +117,7 @@ async def publish(
     streams = is_ndjson and producer is None
     count_max = LINES_AT_ONCE if streams else broker.settings.bulk_messages_max
     drafts = Drafts(drafter, name, body_of(request.scope), count_max)
-    origin = Origin(broker, broker.usages.of(caller), name, epoch, producer, sequence, caller.name)
+    origin = Origin(broker, caller, name, epoch, producer, sequence)
     if is_ndjson:
         return await _publish_lines(origin, drafts, request)
     try:
@@ -220,27 +220,28 @@ class Origin(msgspec.Struct, frozen=True):
     """Where a body goes, and under which conditions."""
 
     broker: Broker
-    usage: CallerUsage
+    caller: Principal
     topic: str
     epoch: str | None
     producer: str | None
     sequence: int | None
-    caller: str
 
     async def store(self, drafts: Drafts, *, may_wait: bool = False) -> Appended:
         """Store drafts. Beyond the caller's rate ``RateLimited``, or later if it ``may_wait``."""
         if self.broker.draining:
             raise ShuttingDown("the server is shutting down and takes no more; publish again in a moment")
-        if self.usage.limits_publishing:
-            await self._count(drafts, may_wait=may_wait)
+        await self._count(drafts, may_wait=may_wait)
         await self.broker.until_admitted()
-        batch = Batch(self.topic, drafts.drafts, self.epoch, self.producer, self.sequence, self.caller)
+        batch = Batch(self.topic, drafts.drafts, self.epoch, self.producer, self.sequence, self.caller.name)
         return await self.broker.manager.publish(batch, drafts.size_bytes)
 
     async def _count(self, drafts: Drafts, *, may_wait: bool) -> None:
-        while may_wait and (wait_s := self.usage.publish_wait_s()):
+        # Looked up each time: a caller's usage may be forgotten and made again while a body is being received.
+        while may_wait and (wait_s := self.broker.usages.of(self.caller).publish_wait_s()):
             await asyncio.sleep(wait_s)
-        self.usage.publish(len(drafts), drafts.size_bytes)
+        usage = self.broker.usages.of(self.caller)
+        if usage.limits_publishing:
+            usage.publish(len(drafts), drafts.size_bytes)
 
 
 def _is_ndjson(request: Request) -> bool:

@@ -16,7 +16,7 @@ from himalia.server.broker import Broker
 from himalia.server.caller_usage import Place
 from himalia.server.channel import Channel
 from himalia.server.connection import Connection
-from himalia.server.failures import error_response
+from himalia.server.failures import error_response, nothing_there
 from himalia.server.identity import Principal
 from himalia.server.uvicorn_protocol import EXTENSION, DirectChannel, WebSocketProtocol
 
@@ -30,7 +30,7 @@ async def websocket_endpoint(websocket: WebSocket) -> None:
         place = broker.admit(principal)
     except HimaliaError as error:
         broker.metrics.count_error(error.code)
-        await _deny(websocket, error)
+        await _deny(websocket, error_response(error), error.code)
         return
     protocol = websocket.scope.get("extensions", {}).get(EXTENSION)
     await websocket.accept()
@@ -40,12 +40,16 @@ async def websocket_endpoint(websocket: WebSocket) -> None:
         await _converse(broker, principal, websocket, place)
 
 
-async def _deny(websocket: WebSocket, error: HimaliaError) -> None:
-    response: JSONResponse = error_response(error)
+async def refuse_other_paths(websocket: WebSocket) -> None:
+    """The endpoint of every other path. By itself the framework would refuse with 403 and nothing else."""
+    await _deny(websocket, nothing_there(websocket.url.path), "NOT_FOUND")
+
+
+async def _deny(websocket: WebSocket, response: JSONResponse, code: str) -> None:
     try:
         await websocket.send_denial_response(response)
     except RuntimeError:  # a server without that extension closes before accepting, which is a plain 403
-        await websocket.close(1008, str(error.code))
+        await websocket.close(1008, code)
 
 
 def _attach(broker: Broker, principal: Principal, protocol: WebSocketProtocol, place: Place) -> None:

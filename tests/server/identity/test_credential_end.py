@@ -11,8 +11,10 @@ import httpx
 import pytest
 from websockets.exceptions import ConnectionClosed
 
+from himalia.record import now_us
 from himalia.server import credential_end
 from himalia.server.identity.failure import Failure
+from himalia.server.identity.keys_file import KeysFile
 from tests.server.identity.callers import Serve, error_of, write_keys
 from tests.server.raw import Wire, until
 from tests.serving import DEADLINE_S, RunningServer, ask, hear
@@ -216,6 +218,18 @@ def test_an_expired_key_ends_what_it_opened(
     assert "refused a wrong or expired key or session from 127.0.0.1" in caplog.text
     [expired] = server.audit_trail("key_expired")
     assert expired == {"event": "key_expired", "caller": "server", "name": "key:shop"}
+
+
+def test_what_expired_earlier_is_not_recorded_again(serve: Serve, tmp_path: Path) -> None:
+    """A restart records nothing of keys that have expired; nor is the end of an old secret that of its key."""
+    table = SHOP_TABLE.replace("publish", "expires = 2026-01-01T00:00:00Z\npublish", 1)
+    keys = write_keys(tmp_path / "keys.toml", ADMIN_TABLE + table)
+    KeysFile(keys).rotate("admin", keep_until_us=now_us() + 1_500_000)
+    server = serve(keys_file=keys)
+    with server.http(headers=ADMIN) as http:
+        assert http.get("/topics").status_code == 200
+        until(lambda: http.get("/topics").status_code == 401)
+    assert server.audit_trail("key_expired") == []
 
 
 def test_a_removed_key_ends_its_sessions(server: RunningServer, remove_shop: Callable[[], None]) -> None:

@@ -19,8 +19,10 @@ from himalia.server.identity import sessions as sessions_module
 from himalia.server.identity import sign_ins
 from himalia.server.identity.cookie import session_secrets
 from tests.cli.running import assert_sentence, himalia
+from tests.disk import fill_up, small_file_system
 from tests.server.identity.callers import TOKEN, Serve, error_of, write_keys
-from tests.server.raw import Wire, handshake
+from tests.server.process import ServerProcess
+from tests.server.raw import Wire, handshake, until
 from tests.serving import RunningServer
 
 KEYS = """
@@ -323,6 +325,40 @@ def test_sessions_survive_a_restart_as_hashes(serve: Serve, tmp_path: Path) -> N
     with second.http(cookies=cookies) as http:
         assert http.get("/topics").status_code == 200
         assert http.get("/session").json()["caller"] == "token"
+
+
+@pytest.mark.parametrize("how", ["signed out", "revoked"])
+def test_a_session_that_was_ended_stays_ended_after_a_restart(serve: Serve, how: str) -> None:
+    """The file says so before the caller is answered, so that a crash does not bring it back."""
+    first = serve()
+    port = first.port
+    with first.http() as http:
+        sign_in(http, first.token or "")
+        cookies = dict(http.cookies)
+        if how == "signed out":
+            http.delete("/session").raise_for_status()
+        else:
+            http.delete("/sessions").raise_for_status()
+    assert cookies and '"sessions":[]' in first.broker.identity.sessions._path.read_text()  # type: ignore[union-attr]
+    first.stop()
+    with serve(port=port).http(cookies=cookies) as http:
+        assert http.get("/topics").status_code == 401
+
+
+def test_a_sign_out_that_cannot_be_stored_says_so(tmp_path: Path) -> None:
+    """On a full disk the session ends at once and the answer is 503, because a crash would bring it back."""
+    with (
+        small_file_system(tmp_path / "disk") as disk,
+        ServerProcess(tmp_path, "--no-kernels", log=f"sqlite://{disk}/log.db") as server,
+        httpx.Client(base_url=server.url) as http,
+    ):
+        sign_in(http, server.token or "")
+        ballast = fill_up(disk)
+        answer = http.delete("/session")
+        assert error_of(answer) == (503, "UNAVAILABLE") and "a crash would bring" in answer.text
+        assert error_of(http.get("/topics")) == (401, "UNAUTHORIZED")
+        ballast.unlink()
+        until(lambda: '"sessions":[]' in (disk / "log.db.sessions").read_text())
 
 
 def test_a_damaged_file_signs_everybody_out_and_stops_nothing(serve: Serve, tmp_path: Path) -> None:

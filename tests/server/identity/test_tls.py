@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from websockets.exceptions import InvalidStatus
 
 from himalia.errors import ConfigurationError
 from tests.server.identity.callers import TOKEN, Serve
@@ -32,7 +33,11 @@ async def test_tls_serves_rest_and_websocket(serve: Serve, certificate: tuple[Pa
     assert server.url.startswith("https://")
     with server.http(verify=trusting, headers=server.headers) as http:
         assert http.post("/topics", json={"name": "orders"}).status_code == 201
-        assert "secure" in http.get("/", params={"token": TOKEN}).headers["set-cookie"].lower()
+        cookie = http.get("/", params={"token": TOKEN}).headers["set-cookie"]
+        assert cookie.startswith(f"__Host-himalia_session_{server.port}=") and "; Secure" in cookie
+    with pytest.raises(InvalidStatus) as refused:
+        await server.connect(ssl=trusting, additional_headers={})
+    assert "strict-transport-security" in refused.value.response.headers
     async with server.connect(ssl=trusting) as publisher, server.connect(ssl=trusting) as viewer:
         await ask(viewer, type="subscribe", topic="orders", client_id="v")
         # More than one TLS record, in both directions.

@@ -6,6 +6,7 @@ import os
 import stat
 from pathlib import Path
 
+import httpx
 import pytest
 from websockets.exceptions import ConnectionClosed
 
@@ -94,6 +95,8 @@ async def test_a_rotated_token_replaces_the_old_one_while_the_server_runs(serve:
     server = serve()
     old = server.token
     server.create("orders")
+    browser = httpx.AsyncClient(base_url=server.url)
+    (await browser.post("/session", headers=server.headers)).raise_for_status()
     async with server.connect() as ws:
         await ask(ws, type="subscribe", topic="orders", client_id="v")
         new = himalia("token", "--rotate").stdout.strip()
@@ -104,6 +107,8 @@ async def test_a_rotated_token_replaces_the_old_one_while_the_server_runs(serve:
             await hear(ws)
         assert closed.value.rcvd is not None and closed.value.rcvd.code == 4401
     assert server.token == new
+    assert error_of(await browser.get("/topics")) == (401, "UNAUTHORIZED")
+    await browser.aclose()
     assert server.audit_trail("token_rotated") == [{"event": "token_rotated", "caller": "server"}]
     with server.http() as http:
         assert http.get("/topics", headers={"X-API-Key": new}).status_code == 200

@@ -304,6 +304,47 @@ def test_tokens_signed_by_a_private_key(serve: Serve, tmp_path: Path, key: Any, 
             assert error_of(http.get("/topics", headers=bearer(wrong))) == (401, "UNAUTHORIZED")
 
 
+def test_a_file_of_keys_that_cannot_be_trusted_is_refused(tmp_path: Path) -> None:
+    """At start, with a sentence: others may change it, or it has no keys."""
+    path = tmp_path / "jwks.json"
+    path.write_text(json.dumps({"keys": [jwk(RSA, "r")]}))
+    path.chmod(0o666)
+    with pytest.raises(ConfigurationError, match=f"other users may change .*; run: chmod go-w {path}"):
+        Jwks(str(path))
+    path.chmod(0o644)
+    Jwks(str(path))
+    for broken in ("", '{"keys": []}', '{"keys": [{"kty": "oct", "k": "c2VjcmV0"}]}'):
+        path.write_text(broken)
+        with pytest.raises(ConfigurationError, match="neither an https URL nor a file with keys"):
+            Jwks(str(path))
+
+
+def test_a_file_of_keys_is_read_again_when_it_changes(serve: Serve, tmp_path: Path) -> None:
+    """A key that was replaced ends what it signed, within seconds; a broken file changes nothing."""
+    path = tmp_path / "jwks.json"
+    path.write_text(json.dumps({"keys": [jwk(RSA, "r")]}))
+    server = serve(jwt_jwks=str(path), refused_key_delay_s=0, **SETTINGS)
+    old, new = (bearer(token(key, "RS256", "r")) for key in (RSA, OTHER_RSA))
+    with server.http() as http:
+        assert [http.get("/topics", headers=shown).status_code for shown in (old, new)] == [200, 401]
+        path.write_text('{"keys": [')
+        time.sleep(2.5)  # two looks
+        assert http.get("/topics", headers=old).status_code == 200
+        path.write_text(json.dumps({"keys": [jwk(OTHER_RSA, "r")]}))
+        until(lambda: http.get("/topics", headers=new).status_code == 200)
+        assert http.get("/topics", headers=old).status_code == 401
+
+
+def test_keys_on_this_machine_are_fetched_without_a_proxy(
+    serve: Serve, issuer: Issuer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A proxy would answer without TLS in the issuer's place, with keys of its own."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    issuer.keys = [jwk(RSA, "one")]
+    with serve(jwt_jwks=issuer.url, **SETTINGS).http(trust_env=False) as http:
+        assert http.get("/topics", headers=bearer(token(RSA, "RS256", "one"))).status_code == 200
+
+
 def test_a_public_key_is_not_a_secret(serve: Serve, tmp_path: Path) -> None:
     """What everybody can read does not sign: neither as the secret of HS256, nor as a symmetric key in the set."""
     public = json.dumps({"keys": [jwk(RSA, "r"), {"kty": "oct", "k": "c2VjcmV0" * 8, "kid": "s"}]})
@@ -463,7 +504,7 @@ async def test_old_keys_count_for_a_day_while_the_issuer_is_away(issuer: Issuer)
     ("given", "said"),
     [
         ({"jwt_jwks": "http://issuer.example/jwks"}, "https"),
-        ({"jwt_jwks": "/none"}, "neither a file nor"),
+        ({"jwt_jwks": "/none"}, "neither an https URL nor a file with keys: No such file"),
         ({}, "jwt_secret_file or jwt_jwks"),
         ({"jwt_jwks": "https://issuer.example/jwks", "jwt_issuer": None}, "jwt_issuer and jwt_audience"),
         ({"jwt_jwks": "https://issuer.example/jwks", "jwt_audience": ""}, "jwt_issuer and jwt_audience"),

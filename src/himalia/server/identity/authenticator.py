@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from starlette.types import Scope
 
-from himalia.errors import BadRequest, ConfigurationError, Unauthorized, WrongKey
+from himalia.errors import BadRequest, ConfigurationError, SessionsNotStored, Unauthorized, WrongKey
 from himalia.proof import proof_of
 from himalia.record import now_us
 from himalia.server.identity.failure import Failure
@@ -113,6 +113,8 @@ class Authenticator:
             self.token = await asyncio.to_thread(self._token_file.read_or_make)
             self._token_watch = FileWatch(self._token_file.path)
             self._keyring.set_token(self.token)
+        # What expired before this server ran is nothing that happens now.
+        self._end_expired_keys(self._clock())
         if self._anonymous is None:
             await asyncio.to_thread(self.sessions.load)
             self._looking = asyncio.create_task(self._look())
@@ -243,6 +245,7 @@ class Authenticator:
         await self.sessions.remove([session])
         session.principal.credential.end("signed out")
         self.on_event("signed_out", session.kept.basis.caller, {"session": session.kept.id})
+        self._check_saved()
 
     async def revoke(self, sessions: list[Session], by: Principal) -> None:
         await self.sessions.remove(sessions)
@@ -250,6 +253,11 @@ class Authenticator:
             session.principal.credential.end("this session was revoked; sign in again")
             fields = {"session": session.kept.id, "of": session.kept.basis.caller}
             self.on_event("session_revoked", by.name, fields)
+        self._check_saved()
+
+    def _check_saved(self) -> None:
+        if not self.sessions.is_saved:
+            raise SessionsNotStored()
 
     # What changes while the server runs
 
@@ -272,17 +280,25 @@ class Authenticator:
 
     def _expire(self) -> None:
         now = self._clock()
-        for key in self._keyring:
-            credential = key.principal.credential
-            if credential.ended is None and credential.has_expired(now):
-                credential.end(KEY_EXPIRED)
+        for key in self._end_expired_keys(now):
+            self.sessions.review(KEY_EXPIRED)
+            # The old secret of a key that was rotated may end while the key itself is valid.
+            if key.spec is None or not key.spec.is_old:
                 self.on_event("key_expired", SERVER, {"name": key.principal.name})
-                self.sessions.review(KEY_EXPIRED)
         self.sessions.expire()
         self._sign_ins.sweep()
         if self._web_tokens is not None:
             has_sessions = any(session.kept.basis.rights is not None for session in self.sessions)
             self._web_tokens.expire(now, has_sessions=has_sessions)
+
+    def _end_expired_keys(self, now: int) -> list[Key]:
+        ended = []
+        for key in self._keyring:
+            credential = key.principal.credential
+            if credential.ended is None and credential.has_expired(now):
+                credential.end(KEY_EXPIRED)
+                ended.append(key)
+        return ended
 
     def _end_withdrawn_sessions(self) -> None:
         self.sessions.review("this session ended, because the key that signed its token is no longer valid")
@@ -292,13 +308,14 @@ class Authenticator:
         if watch is None or file is None or not await asyncio.to_thread(watch.has_changed):
             return
         try:
-            token = await asyncio.to_thread(file.read)
+            token = await asyncio.to_thread(file.read_trusted)
         except ConfigurationError as error:
             logger.warning("%s; the last one stays in use", error.message)
             return
         if token is None:
             logger.warning(
-                "the token in %s is gone, or others may read it; the last one stays in use", file.path
+                "the token in %s is gone, or others may read or change it; the last one stays in use",
+                file.path,
             )
         elif self._keyring.set_token(token):
             self.token = token

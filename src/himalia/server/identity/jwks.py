@@ -16,6 +16,7 @@ import msgspec
 
 from himalia.errors import ConfigurationError, IssuerUnavailable
 from himalia.server.identity.origin import is_loopback
+from himalia.server.identity.private_file import FileWatch, check_writers
 
 if TYPE_CHECKING:
     import httpx
@@ -64,7 +65,12 @@ class Jwks:
         self._attempt: asyncio.Task[None] | None = None
         self.on_fetched: Callable[[], None] | None = None
         """Called when the set was fetched: keys may have been withdrawn since the last time."""
-        _check_source(source)
+        self._watch: FileWatch | None = None
+        if _is_url(source):
+            _check_url(source)
+        else:
+            self._watch = FileWatch(Path(source))
+            self._keys, self._fetched_at = _read_keys(source), clock()
 
     async def key(self, kid: str | None, algorithm: str) -> IssuerKey | None:
         """The key with this id, or the only one there is; None if it is not in the set.
@@ -89,6 +95,11 @@ class Jwks:
         """Begin to fetch the set if it is old and nobody does already."""
         if self._age_s() > CACHE_S and self._may_try():
             self._begin()
+
+    async def reload(self) -> None:
+        """Read the set again if it is a file that has changed; if that is wrong, the keys of before stay in use."""
+        if self._watch is not None and await asyncio.to_thread(self._watch.has_changed):
+            await asyncio.wait({self._begin()})
 
     def _find(self, kid: str | None, algorithm: str) -> IssuerKey | None:
         if kid is None:
@@ -137,16 +148,23 @@ class Jwks:
             await asyncio.gather(self._attempt, return_exceptions=True)
 
 
-def _check_source(source: str) -> None:
-    if not _is_url(source):
-        if not Path(source).is_file():
-            raise ConfigurationError(f"jwt_jwks names {source}, which is neither a file nor an https URL")
-        return
-    parts = urlsplit(source)
+def _check_url(url: str) -> None:
+    parts = urlsplit(url)
     if parts.scheme != "https" and not is_loopback(parts.hostname or ""):
         raise ConfigurationError(
-            f"jwt_jwks is {_shown(source)}: without https anybody on the way could put in a key"
+            f"jwt_jwks is {_shown(url)}: without https anybody on the way could put in a key"
         )
+
+
+def _read_keys(path: str) -> dict[str, IssuerKey]:
+    """The keys of a file, when the server starts. ``ConfigurationError`` if there are none that can be trusted."""
+    try:
+        return _parse(_read_file(path))
+    except (OSError, ValueError, msgspec.MsgspecError) as error:
+        said = getattr(error, "strerror", None) or error
+        raise ConfigurationError(
+            f"jwt_jwks names {path}, which is neither an https URL nor a file with keys: {said}"
+        ) from None
 
 
 def _is_url(source: str) -> bool:
@@ -159,20 +177,29 @@ def _shown(source: str) -> str:
 
 async def _read(source: str) -> bytes:
     """The bytes of the set, read in a thread or over the network."""
-    content = await (_download(source) if _is_url(source) else asyncio.to_thread(_read_file, source))
-    if len(content) > BYTES_MAX:
-        raise ValueError(f"it has more than {BYTES_MAX} bytes")
+    if not _is_url(source):
+        return await asyncio.to_thread(_read_file, source)
+    content = await _download(source)
+    _check_size(content)
     return content
 
 
+def _check_size(content: bytes) -> None:
+    if len(content) > BYTES_MAX:
+        raise ValueError(f"it has more than {BYTES_MAX} bytes")
+
+
 def _read_file(path: str) -> bytes:
+    check_writers(Path(path), "the keys of jwt_jwks in")
     with Path(path).open("rb") as file:
-        return file.read(BYTES_MAX + 1)
+        content = file.read(BYTES_MAX + 1)
+    _check_size(content)
+    return content
 
 
 async def _download(url: str) -> bytes:
     """One deadline for all of it: a peer that sends its head byte by byte is given up too."""
-    client = await asyncio.to_thread(_make_client)
+    client = await asyncio.to_thread(_make_client, url)
     import httpx  # which the thread has done
 
     content = b""
@@ -191,11 +218,13 @@ async def _download(url: str) -> bytes:
     return content
 
 
-def _make_client() -> httpx.AsyncClient:
+def _make_client(url: str) -> httpx.AsyncClient:
     """Runs in a thread: importing the library and reading the certificate authorities take a while."""
     import httpx
 
-    return httpx.AsyncClient(timeout=FETCH_TIMEOUT_S, follow_redirects=False)
+    # Without https the issuer is on this machine: a proxy would be somebody in between, who could put in a key.
+    is_secure = url.startswith("https:")
+    return httpx.AsyncClient(timeout=FETCH_TIMEOUT_S, follow_redirects=False, trust_env=is_secure)
 
 
 def _parse(content: bytes) -> dict[str, IssuerKey]:

@@ -12,7 +12,7 @@ import msgspec
 
 from himalia.errors import ConfigurationError
 from himalia.server.identity.principal import CallerLimits, Right
-from himalia.server.identity.private_file import read_private
+from himalia.server.identity.private_file import read_trusted
 from himalia.server.identity.rights import LIMITS, Rights, read_limits, read_rights
 from himalia.server.identity.secret import check_strength, digest_of, parse_hash
 
@@ -42,7 +42,7 @@ class KeySpec(msgspec.Struct, frozen=True):
 
 def read_keys(path: Path, *, may_be_empty: bool = False) -> list[KeySpec]:
     """The keys of a file. ``ConfigurationError`` says what is wrong with it, and never shows a key. Blocks."""
-    return parse_keys(read_private(path, WHAT), path, may_be_empty=may_be_empty)
+    return parse_keys(read_trusted(path, WHAT), path, may_be_empty=may_be_empty)
 
 
 def parse_keys(content: bytes, path: Path, *, may_be_empty: bool = False) -> list[KeySpec]:

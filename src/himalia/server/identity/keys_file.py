@@ -34,6 +34,10 @@ class KeysFile:
     def __init__(self, path: Path) -> None:
         self._path = path
 
+    def read(self) -> list[KeySpec]:
+        """The keys that it has, whosever the file is."""
+        return parse_keys(read_private(self._path, WHAT), self._path)
+
     def add(
         self,
         name: str,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import pwd
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,17 +15,25 @@ from himalia.log.sqlite.files import sync
 
 OTHERS = 0o077
 """The permissions of everybody but the owner."""
+WRITERS = 0o022
+"""The permissions to change a file, or to make one in a directory, of everybody but the owner."""
 BYTES_MAX = 16 << 20
 """Room for tens of thousands of keys. A larger file is another one, given by mistake."""
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Replace the file in one step: a reader, or a crash, sees the old content or the new one."""
+    """Replace the file in one step: a reader, or a crash, sees the old content or the new one.
+
+    It stays its owner's: a command that root runs must not take it from the server's user.
+    """
     target = path.resolve()  # a symbolic link stays one
+    owner = _owner_to_keep(target)
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(6)}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
+            if owner is not None:
+                os.fchown(descriptor, *owner)
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -35,8 +44,40 @@ def write_private(path: Path, content: bytes) -> None:
     sync(target.parent)
 
 
+def _owner_to_keep(path: Path) -> tuple[int, int] | None:
+    """The user and group of a file that is to be replaced; None if there is none, or if it is our own."""
+    try:
+        found, directory = os.stat(path), os.stat(path.parent)
+    except FileNotFoundError:
+        return None
+    # Where others may make files, such as in /tmp, it could have been anybody who made this one.
+    if found.st_uid == os.geteuid() or directory.st_mode & WRITERS:
+        return None
+    return found.st_uid, found.st_gid
+
+
 def others_may_read(path: Path) -> bool:
     return bool(os.stat(path).st_mode & OTHERS)
+
+
+def is_others(path: Path) -> bool:
+    """Whether it belongs to another user, who may change it at any time; root may do that anyway."""
+    return os.stat(path).st_uid not in (os.geteuid(), 0)
+
+
+def check_writers(path: Path, what: str) -> None:
+    """``ConfigurationError``, which names ``what`` it is, if others may change it. ``OSError`` if it is not there."""
+    if is_others(path):
+        raise ConfigurationError(f"{what} {path} belongs to another user; run: chown {_user()} {path}")
+    if os.stat(path).st_mode & WRITERS:
+        raise ConfigurationError(f"other users may change {what} {path}; run: chmod go-w {path}")
+
+
+def read_trusted(path: Path, what: str) -> bytes:
+    """As ``read_private``, for a server: ``ConfigurationError`` also if the file belongs to another user."""
+    content = read_private(path, what)
+    check_writers(path, what)
+    return content
 
 
 def read_private(path: Path, what: str) -> bytes:
@@ -48,11 +89,23 @@ def read_private(path: Path, what: str) -> bytes:
             )
         with path.open("rb") as file:
             content = file.read(BYTES_MAX + 1)
+    except PermissionError:
+        raise ConfigurationError(
+            f"cannot read {what} {path}: it belongs to another user; run: chown {_user()} {path}"
+        ) from None
     except OSError as error:
         raise ConfigurationError(f"cannot read {what} {path}: {error.strerror}") from None
     if len(content) > BYTES_MAX:
         raise ConfigurationError(f"{what} {path} has more than {BYTES_MAX} bytes; is it the right file?")
     return content
+
+
+def _user() -> str:
+    """The user of this process, by name where it has one."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
 
 
 @contextmanager

@@ -202,6 +202,11 @@ class Sessions:
 
     # Keeping
 
+    @property
+    def is_saved(self) -> bool:
+        """Whether a restarted server would know the same sessions."""
+        return not self._is_unsaved or self._path is None
+
     async def save(self) -> None:
         """Bring the file up to date, if it is not. A failure is logged, and the next call tries again."""
         async with self._saving:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from himalia.errors import ConfigurationError
 from himalia.log import sqlite_path
-from himalia.server.identity.private_file import locked, others_may_read, write_private
+from himalia.server.identity.private_file import is_others, locked, others_may_read, write_private
 from himalia.server.identity.secret import LENGTH_MIN, new_secret
 
 
@@ -46,9 +46,14 @@ class TokenFile:
             raise ConfigurationError(f"cannot read the token in {self.path}: {error}") from None
         return token if len(token) >= LENGTH_MIN else None
 
+    def read_trusted(self) -> str | None:
+        """As ``read``, for a server: None also if the file belongs to another user, who could have chosen the token."""
+        token = self.read()
+        return None if token is None or is_others(self.path) else token
+
     def read_or_make(self) -> str:
         with self._changing():
-            return self.read() or self._write()
+            return self.read_trusted() or self._write()
 
     def rotate(self) -> str:
         """Replace the token. A server that runs on this log takes the new one within seconds."""

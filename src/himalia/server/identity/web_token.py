@@ -16,7 +16,7 @@ from himalia.errors import ConfigurationError, Unauthorized
 from himalia.server.identity.credential import Credential
 from himalia.server.identity.jwks import ALGORITHMS, Jwks
 from himalia.server.identity.principal import Principal, Right
-from himalia.server.identity.private_file import FileWatch, read_private
+from himalia.server.identity.private_file import FileWatch, read_trusted
 from himalia.server.identity.rights import LIMITS, read_limits, read_rights
 from himalia.server.identity.sessions import Basis
 from himalia.settings import Settings
@@ -166,7 +166,9 @@ class WebTokens:
         self.on_withdrawn()
 
     async def reload(self) -> bool:
-        """Read the secret again if its file has changed; what the old one let in then ends. True if it did."""
+        """Read files again that have changed. True if the secret did: what the old one let in then ends."""
+        if self._jwks is not None:
+            await self._jwks.reload()
         if self._watch is None or not await asyncio.to_thread(self._watch.has_changed):
             return False
         try:
@@ -189,7 +191,7 @@ class WebTokens:
 
 
 def _read_secret(watch: FileWatch) -> bytes:
-    secret = read_private(watch.path, SECRET_FILE).strip()
+    secret = read_trusted(watch.path, SECRET_FILE).strip()
     if len(secret) < SECRET_BYTES_MIN:
         raise ConfigurationError(
             f"{SECRET_FILE} {watch.path} has {len(secret)} bytes; HS256 needs at least {SECRET_BYTES_MIN}"

@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
-from ipaddress import ip_address
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 from himalia.errors import BadRequest, ConnectionFailed, HimaliaError
-from himalia.proof import ANSWER_BYTES_MAX, Challenge, is_web_token, not_proven
+from himalia.proof import ANSWER_BYTES_MAX, Challenge, is_same_machine, is_web_token, not_proven
 from himalia.tls import client_context, hint_for
 
 TIMEOUT_S = 60.0
@@ -83,7 +82,10 @@ class Connection:
         """A connection whose server has proven that it knows the token, where any program could have taken the port."""
         http = _connect(self._address.url)
         token = self._address.token
-        if token is None or not _is_on_this_machine(self._address.url) or is_web_token(token):
+        if token is None or isinstance(http, HTTPSConnection) or is_web_token(token):
+            return http
+        http.connect()
+        if not is_same_machine(http.sock.getsockname()[0], http.sock.getpeername()[0]):
             return http
         challenge = Challenge(token)
         try:
@@ -154,17 +156,6 @@ def _connect(url: str) -> HTTPConnection:
     if parts.scheme == "https":
         return HTTPSConnection(host, parts.port, timeout=TIMEOUT_S, context=client_context())
     return HTTPConnection(host, parts.port, timeout=TIMEOUT_S)
-
-
-def _is_on_this_machine(url: str) -> bool:
-    """Whether it is loopback without TLS, which would tell who answers."""
-    parts = urlsplit(url)
-    if parts.scheme != "http":
-        return False
-    try:
-        return parts.hostname == "localhost" or ip_address(parts.hostname or "").is_loopback
-    except ValueError:
-        return False
 
 
 def _proof_in(body: bytes) -> object:
