@@ -20,8 +20,10 @@ def small_file_system(path: Path, *, megabytes: int = 2) -> Iterator[Path]:
     path.mkdir()
     if not mount("-t", "tmpfs", "-o", f"size={megabytes}m", "himalia-test", str(path)):
         pytest.skip("mounting a small file system takes more rights than this user has")
-    yield path
-    subprocess.run(["umount", "--lazy", str(path)], check=True)
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "--lazy", str(path)], check=True)
 
 
 def fill_up(path: Path) -> Path:

@@ -31,6 +31,13 @@ def runtime_directory() -> Path:
     return Path(named) if named else platformdirs.user_data_path("himalia") / "runtime"
 
 
+def make_private(directory: Path) -> None:
+    """Make a directory, and those above it that are missing, for this user only, whatever the umask."""
+    if not directory.exists():
+        make_private(directory.parent)
+        directory.mkdir(mode=0o700, exist_ok=True)
+
+
 def default_warehouse() -> Path:
     """Where the pipeline's tables are unless somebody says otherwise: beside the default log."""
     return platformdirs.user_data_path("himalia") / "warehouse"
@@ -60,7 +67,7 @@ def announce(server: RunningServer) -> Path:
     log = hashlib.sha256(server.log.encode()).hexdigest()[:12]
     path = directory / f"server-{log}-{server.pid}.json"
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(directory)
         # In one step: a program that reads it meanwhile finds the old file or the new one.
         temporary = path.with_suffix(".new")
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

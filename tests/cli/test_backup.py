@@ -7,6 +7,7 @@ import pytest
 
 from himalia.client import SyncClient
 from tests.cli.running import Server, assert_sentence, himalia
+from tests.disk import small_file_system
 
 
 @pytest.fixture
@@ -49,6 +50,20 @@ def test_a_backup_into_a_directory_that_does_not_exist(log: str, tmp_path: Path)
     with Server("--port", "0", "--log", log):
         done = himalia("backup", str(tmp_path / "missing" / "x.db"), "--log", log)
     assert_sentence(done, 1, f"there is no directory {tmp_path / 'missing'}")
+
+
+def test_a_backup_that_cannot_be_written_names_its_place(log: str, tmp_path: Path) -> None:
+    """A full disk, a name that cannot be, a file system that takes no files: of the backup, not of the log."""
+    with Server("--port", "0", "--log", log) as server, SyncClient(server.url, server.token) as client:
+        client.create_topic("orders")
+        client.publish_many("orders", ["x" * 1000] * 4000)
+        with small_file_system(tmp_path / "disk") as disk:
+            done = himalia("backup", str(disk / "x.db"), "--log", log)
+            assert_sentence(done, 1, f"the backup cannot be written to {disk}/x.db: no space is left there")
+            assert list(disk.iterdir()) == []
+        for target in ("/proc/x.db", str(tmp_path / ("x" * 300))):
+            assert_sentence(himalia("backup", target, "--log", log), 1, f"cannot be written to {target}: ")
+        assert client.health().status == "ok"
 
 
 def test_what_cannot_be_backed_up_or_restored(log: str, tmp_path: Path) -> None:

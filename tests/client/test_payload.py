@@ -7,8 +7,10 @@ import datetime
 import decimal
 import json
 import math
+from enum import Enum
 from typing import Any
 
+import attrs
 import msgspec
 import pytest
 
@@ -21,6 +23,17 @@ class Order:
     price: float
 
 
+@attrs.define
+class Item:
+    price: float
+    tags: set[str] | None = None
+
+
+class Rate(Enum):
+    UNKNOWN = math.nan
+    ANY = frozenset("ab")
+
+
 @pytest.mark.parametrize(
     "payload",
     [
@@ -30,8 +43,10 @@ class Order:
         {"a": {"b": (1, math.nan)}},
         Order(math.nan),
         {math.nan: 1},
+        Item(math.nan),
+        [Rate.UNKNOWN],
     ],
-    ids=["nan", "inf", "in a list", "in a dict", "in a dataclass", "as a key"],
+    ids=["nan", "inf", "in a list", "in a dict", "in a dataclass", "as a key", "in attrs", "in an enum"],
 )
 def test_a_number_that_json_does_not_have_is_refused(payload: Any) -> None:
     """NaN and infinities are not stored as null, however deep they lie."""
@@ -40,7 +55,9 @@ def test_a_number_that_json_does_not_have_is_refused(payload: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "payload", [{1, 2}, {"tags": frozenset("a")}, [[set()]]], ids=["set", "in a dict", "in a list"]
+    "payload",
+    [{1, 2}, {"tags": frozenset("a")}, [[set()]], Item(1.0, {"a"}), Rate.ANY],
+    ids=["set", "in a dict", "in a list", "in attrs", "in an enum"],
 )
 def test_a_set_is_refused(payload: Any) -> None:
     """A set would become a list in an order that changes from run to run."""
@@ -63,6 +80,16 @@ def test_scalars_of_numpy_are_the_numbers_they_hold() -> None:
             encode_payload([nan])
     with pytest.raises(BadRequest, match="tolist"):
         encode_payload(numpy.zeros(3))
+    for time in (numpy.datetime64("2026-01-01", "ns"), numpy.datetime64("NaT"), numpy.timedelta64(1, "s")):
+        with pytest.raises(BadRequest, match="str\\(\\)"):
+            encode_payload({"at": time})
+
+
+def test_names_that_become_the_same_are_refused() -> None:
+    """A number as a name becomes a text, which may be there already."""
+    assert encode_payload({1: "a", "2": "b"}) == b'{"1":"a","2":"b"}'
+    with pytest.raises(BadRequest, match="the same name"):
+        encode_payload({1: "a", "1": "b"})
 
 
 @pytest.mark.parametrize(

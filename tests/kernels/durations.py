@@ -12,13 +12,15 @@ class Case(NamedTuple):
     queued: int | None
     busy_stored: int | None
     closed: int
-    busy: int | None
-    idle: int | None
-    ran: int | None
+    busy: float | None
+    idle: float | None
+    ran: float | None
 
 
 CASES = [
     Case("busy and idle in one commit", 0, 25, 25, 2, 24, 22),
+    Case("less than a millisecond", 0, 25, 25, 2.25, 2.611, 0.361),
+    Case("microseconds", 0, 40, 40, 2.999, 31.61, 28.611),
     Case("a long one", 0, 10, 65_020, 5, 65_005, 65_000),
     Case("of another client", None, 25, 26, 1, 23, 22),
     Case("stored long after it ran", 0, 600_000, 600_000, 10, 5_010, 5_000),

@@ -19,10 +19,10 @@ def at(ms: int | None) -> int | None:
     return None if ms is None else NOON_US + ms * 1000
 
 
-def status(state: str, date_ms: int | None) -> KernelMessage:
+def status(state: str, date_ms: float | None) -> KernelMessage:
     header = {"msg_id": state, "msg_type": "status"}
     if date_ms is not None:
-        header["date"] = format_ts(NOON_US + date_ms * 1000)
+        header["date"] = format_ts(NOON_US + round(date_ms * 1000))
     return KernelMessage(
         msg_id=state,
         msg_type="status",
@@ -46,7 +46,7 @@ def test_a_duration_is_the_kernels_own_where_it_is_plausible(case: Case) -> None
     if case.name != "no idle: the kernel died":
         dates.add(status("idle", case.idle))
     ran_us = dates.run_us(at(case.queued), at(case.busy_stored), at(case.closed))
-    assert ran_us == (None if case.ran is None else case.ran * 1000)
+    assert ran_us == (None if case.ran is None else round(case.ran * 1000))
 
 
 @pytest.mark.parametrize("date", ["", "nonsense", "99999-01-01", "1e400", 5, None])

@@ -26,8 +26,8 @@ def told(case: Case) -> list[dict[str, object]]:
     """The records of a case, as the page gets them."""
     records: list[dict[str, object]] = []
 
-    def tell(ms: int, msg_type: str, content: dict[str, object], date_ms: int | None = None) -> None:
-        header = {} if date_ms is None else {"date": format_ts(NOON_US + date_ms * 1000)}
+    def tell(ms: int, msg_type: str, content: dict[str, object], date_ms: float | None = None) -> None:
+        header = {} if date_ms is None else {"date": format_ts(NOON_US + round(date_ms * 1000))}
         message = {
             "id": str(len(records)),
             "headers": {"msg_type": msg_type, "parent_id": "r"},

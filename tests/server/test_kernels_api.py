@@ -675,7 +675,10 @@ def test_attaching_to_all(
         assert answer.status_code == 200
         assert [one["foreign"] for one in answer.json()["attached"]] == [True]
         skipped = {Path(one["connection_file"]).name: one["reason"] for one in answer.json()["skipped"]}
-        assert "nothing listens" in skipped["kernel-gone.json"]
+        alone = http.post("/api/kernels/attach", json={"connection_file": str(runtime / "kernel-gone.json")})
+        assert error_of(alone) == (409, "KERNEL_UNAVAILABLE")
+        assert alone.json()["message"] == skipped["kernel-gone.json"]
+        assert skipped["kernel-gone.json"].startswith("nothing listens at tcp://")
         assert "not a kernel's connection file" in skipped["kernel-odd.json"]
         refused = http.post("/api/kernels/attach", json={"connection_file": "gone"})
         assert error_of(refused) == (409, "KERNEL_UNAVAILABLE")

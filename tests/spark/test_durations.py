@@ -13,8 +13,8 @@ from tests.spark.traffic import NOON_US, Row, Teller
 def told(number: int, case: Case) -> list[Row]:
     """The records of a case: the kernel's own dates, stored at the times of the case."""
 
-    def date(ms: int | None) -> str:
-        return "nonsense" if ms is None else format_ts(NOON_US + ms * 1000)
+    def date(ms: float | None) -> str:
+        return "nonsense" if ms is None else format_ts(NOON_US + round(ms * 1000))
 
     teller = Teller(f"k{number}")
     if case.queued is not None:

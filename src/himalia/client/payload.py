@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from enum import Enum
 from typing import Any
 
 import msgspec
@@ -39,23 +41,43 @@ def _check(value: Any, depth: int) -> None:
     if depth > DEPTH_MAX:
         raise ValueError(f"it is nested more than {DEPTH_MAX} deep")
     if isinstance(value, dict):
+        _check_names(value)
         for name, one in value.items():
             _check(name, depth + 1)
             _check(one, depth + 1)
+    elif isinstance(value, Enum):
+        _check(value.value, depth + 1)
     elif isinstance(value, list | tuple):
         for one in value:
             _check(one, depth + 1)
     elif isinstance(value, set | frozenset):
         raise ValueError("a set has no order and JSON has no sets; send a list: sorted(...)")
-    elif isinstance(value, msgspec.Struct) or hasattr(kind, "__dataclass_fields__"):
-        for name in getattr(kind, "__struct_fields__", None) or kind.__dataclass_fields__:
+    else:
+        for name in _fields(kind):
             _check(getattr(value, name, None), depth + 1)
+
+
+def _check_names(value: dict[Any, Any]) -> None:
+    """Numbers become texts as names, and so the same name as a text beside them."""
+    if any(type(name) is not str for name in value) and len({str(name) for name in value}) < len(value):
+        raise ValueError("two keys of a dict are the same name in JSON, such as 1 and '1'")
+
+
+def _fields(kind: type) -> Iterable[str]:
+    """The names of what is in a msgspec struct, a dataclass or a class of attrs; nothing of another kind."""
+    if issubclass(kind, msgspec.Struct):
+        return kind.__struct_fields__
+    if attributes := getattr(kind, "__attrs_attrs__", None):
+        return [attribute.name for attribute in attributes]
+    return getattr(kind, "__dataclass_fields__", ())
 
 
 def _encode_scalar(value: Any) -> Any:
     """What msgspec does not know: a scalar of numpy (or pandas, or torch) is the Python value that it holds."""
     item = getattr(value, "item", None)
-    if callable(item) and getattr(value, "shape", None) == ():
+    # Of numpy's times the number that they hold depends on their unit, and "not a time" would be null.
+    is_time = getattr(getattr(value, "dtype", None), "kind", "") in ("M", "m")
+    if callable(item) and getattr(value, "shape", None) == () and not is_time:
         held = item()
         _check(held, 0)
         if type(held) is not type(value):

@@ -52,7 +52,7 @@ from himalia.log import sqlite_path
 from himalia.log.contract import Batch
 from himalia.pubsub import PubSubManager
 from himalia.record import now_us
-from himalia.runtime import runtime_directory
+from himalia.runtime import make_private, runtime_directory
 from himalia.settings import Settings
 
 logger = logging.getLogger("himalia.kernels")
@@ -366,7 +366,7 @@ class KernelHost:
 
     def _remember(self, attached: Attached) -> None:
         directory = self._directory / "attached"
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(directory)
         (directory / f"{attached.kernel_id}.json").write_bytes(msgspec.json.encode(attached))
 
     def _forget(self, kernel_id: str) -> None:

@@ -23,6 +23,7 @@ from himalia.kernels.keeper import place
 from himalia.kernels.keeper.limits import Limits
 from himalia.kernels.keeper.logfile import log_tail
 from himalia.kernels.keeper.spool import SPOOL_BYTES_MAX, Spooled, read_spool
+from himalia.runtime import make_private
 
 __all__ = [
     "Keeper",
@@ -183,7 +184,7 @@ class Keeper:
 
         Raises ``KernelNotStarted`` if the command cannot be run. A kernel that runs and ends at once is started.
         """
-        os.makedirs(directory, mode=0o700, exist_ok=True)
+        make_private(directory)
         keeper = cls(directory, _spawn(directory))
         try:
             await keeper._introduce("start", msgspec.to_builtins(launch), START_WITHIN_S)

@@ -31,7 +31,7 @@ from himalia.kernels.keeping import (
     remove_leftovers,
 )
 from himalia.kernels.ports import PortBlock, find_ports, reserve
-from himalia.runtime import runtime_directory
+from himalia.runtime import make_private, runtime_directory
 
 _IGNORED = {"stdin", "stdout", "stderr", "independent", "kernel_id", "extra_arguments", "start_new_session"}
 """Arguments of a launch that the keeper decides, or that jupyter_client has dealt with."""
@@ -140,7 +140,7 @@ class KeeperProvisioner(LocalProvisioner):
             # A kernel of 0.1 that is restarted, or a manager that names none: jupyter_client would pass on all it has.
             kwargs["env"] = kernel_environment(os.environ)
         self._launch_args = {name: kwargs[name] for name in _REMEMBERED if name in kwargs}
-        os.makedirs(self.directory, mode=0o700, exist_ok=True)
+        make_private(Path(self.directory))
         if self.parent is not None and not self.parent.connection_file:
             self.parent.connection_file = str(Path(self.directory) / place.CONNECTION_FILE)
         self._choose_ports()

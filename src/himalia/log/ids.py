@@ -12,8 +12,8 @@ The guarantee, in full:
 - An older id, or one beyond the newest ``dedup_ids_max``, is a new message.
 - Ids of a batch with producer and sequence are remembered like any other, but not looked up: the sequence
   decides. Where an id was stored more than once in this way, its newest record counts.
-- Ids belong to a caller (``Batch.scope``): the same id of another caller is another message. Ids of records that do
-  not say whose they are, as those of earlier versions, are recognised from every caller.
+- Ids belong to a caller (``Batch.scope``): the same id of another caller is another message. An id of a record that
+  does not say whose it is, as those of earlier versions, is recognised from whichever caller repeats it first.
 - Deleting a topic forgets its ids. A window or a number of 0 switches the recognition off.
 
 Cost: one look-up per draft, whatever the length of the history; about 250 bytes of memory per remembered id.
@@ -51,6 +51,8 @@ class RecentIds:
         self.ids_max = ids_max
         self._by_topic: dict[int, dict[str, StoredId]] = {}
         self._oldest_first: deque[StoredId] = deque()
+        # Whose an id is that does not say it itself, once a caller has repeated it.
+        self._claims: dict[tuple[int, str], str] = {}
 
     @property
     def enabled(self) -> bool:
@@ -62,6 +64,13 @@ class RecentIds:
     def of_topic(self, topic: int) -> dict[str, StoredId]:
         """What is remembered of a topic, to look ids up in. May hold ids that are too old by now."""
         return self._by_topic.get(topic, {})
+
+    def claim(self, topic: int, id: str, scope: str) -> StoredId | None:
+        """An id that does not say whose it is; from now on it is this caller's. None if it is another's already."""
+        stored = self.of_topic(topic).get(id)
+        if stored is None or self._claims.setdefault((topic, id), scope) != scope:
+            return None
+        return stored
 
     def oldest_counting_us(self, age_us: int) -> int:
         """The age before which no stored id can be recognised any more."""
@@ -103,11 +112,13 @@ class RecentIds:
     def clear(self) -> None:
         self._by_topic.clear()
         self._oldest_first.clear()
+        self._claims.clear()
 
     def _expire(self, cutoff_us: int) -> None:
         line = self._oldest_first
         while line and (len(line) > self.ids_max or line[0].age_us <= cutoff_us):
             entry = line.popleft()
+            self._claims.pop((entry.topic, entry.id), None)
             ids = self._by_topic.get(entry.topic)
             # A newer record with the same id has taken the entry's place: that one stays.
             if ids is not None and ids.get(entry.id) is entry:

@@ -246,7 +246,7 @@ class Group:
             id = draft.id if scope is None else f"{scope}\0{draft.id}"
             stored = fresh_ids.get(id) or staged.ids.get(id) or known.get(id)
             if stored is None and scope is not None:
-                stored = known.get(draft.id)
+                stored = ids.claim(state.id, draft.id, scope)
             if stored is not None and stored.age_us > cutoff_us:
                 offsets.append(stored.offset)
                 repeated_us = max(repeated_us, stored.ts_us)

@@ -47,10 +47,11 @@ export class Cell {
   /** How long it ran, in ms, by the rule of kernels/duration.py; null if that is not known. */
   get ranMs() {
     if (!this.startedAt || !this.finishedAt) return null;
-    const [started, closed] = [Date.parse(this.startedAt), Date.parse(this.finishedAt)];
-    const earliest = this.queuedAt ? Date.parse(this.queuedAt) : started;
+    const [started, closed] = [msOf(this.startedAt), msOf(this.finishedAt)];
+    const earliest = this.queuedAt ? msOf(this.queuedAt) : started;
     const isPlausible = earliest - DATE_TOLERANCE_MS <= this.busyDate && this.busyDate <= this.idleDate && this.idleDate <= closed + DATE_TOLERANCE_MS;
-    return isPlausible ? this.idleDate - this.busyDate : Math.max(closed - started, 0);
+    const ran = isPlausible ? this.idleDate - this.busyDate : Math.max(closed - started, 0);
+    return Math.round(ran * 1000) / 1000;
   }
 }
 
@@ -81,7 +82,7 @@ export class Session {
     const headers = record.message.headers ?? {};
     const payload = record.message.payload;
     const content = isObject(payload) && isObject(payload.content) ? payload.content : {};
-    const date = isObject(payload) && isObject(payload.header) ? Date.parse(payload.header.date) : NaN;
+    const date = isObject(payload) && isObject(payload.header) ? msOf(payload.header.date) : NaN;
     const told = { record, content, date, type: String(headers.msg_type ?? ""), parent: String(headers.parent_id ?? "") };
     if (told.type === "kernel_event") this.#event(told);
     else if (told.type === "status") this.#status(told);
@@ -321,6 +322,12 @@ const writtenAs = (record, form) => textAt(record.text, "message", "payload", "c
 function errorOf(content) {
   const traceback = Array.isArray(content.traceback) ? content.traceback.map(textOf) : [];
   return { kind: "error", ename: textOf(content.ename), evalue: textOf(content.evalue), traceback };
+}
+
+/** A time in ms since 1970, to the microsecond: `Date.parse` cuts what is below a millisecond. NaN for what is none. */
+function msOf(text) {
+  const below = /\.\d{3}(\d{1,3})/.exec(text);
+  return Date.parse(text) + (below ? Number(below[1].padEnd(3, "0")) / 1000 : 0);
 }
 
 /** The earlier of two times in ms; NaN is none. */

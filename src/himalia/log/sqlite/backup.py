@@ -12,7 +12,7 @@ import msgspec
 
 from himalia.errors import ConfigurationError
 from himalia.log.sqlite.connection import connect, connect_reader
-from himalia.log.sqlite.failures import corrupt, translated
+from himalia.log.sqlite.failures import corrupt, is_full, is_of_the_content, translate, translated
 from himalia.log.sqlite.files import create_private, make_directory, real_path, sync
 from himalia.log.sqlite.last_name import check_last_name, forget_name
 from himalia.log.sqlite.lock import FileLock, is_owned
@@ -45,17 +45,18 @@ def backup(log_path: Path, target: Path, *, progress: Progress | None = None) ->
         raise corrupt(log_path, "its write-ahead log is, and records that were acknowledged are missing")
     with translated(log_path):
         check_last_name(real_path(log_path))
-    if not target.parent.is_dir():
-        raise ConfigurationError(f"there is no directory {target.parent}: create it first", path=str(target))
-    _must_not_exist(target, "name another file for the backup")
     partial = Path(f"{target}.partial")
-    with _partial_file(partial):
-        with translated(log_path):
+    with _written_to(target):
+        if not target.parent.is_dir():
+            raise ConfigurationError(
+                f"there is no directory {target.parent}: create it first", path=str(target)
+            )
+        _must_not_exist(target, "name another file for the backup")
+        with _partial_file(partial):
             _vacuum_into(log_path, partial, progress)
             _mark_closed(partial)
-        report = _verify(partial)
-        _must_not_exist(target, "name another file for the backup")
-        with translated(target):
+            report = _verify(partial)
+            _must_not_exist(target, "name another file for the backup")
             _put_in_place(partial, target)
     return msgspec.structs.replace(report, path=target)
 
@@ -84,7 +85,7 @@ def restore(
         if not force:
             _must_not_exist(log_path, "restoring would replace it; use --force if that is meant")
         partial = Path(f"{log_path}.partial")
-        with _partial_file(partial):
+        with translated(log_path), _partial_file(partial):
             with translated(log_path):
                 _copy(backup_path, partial, progress)
                 _renew_epochs(partial)
@@ -100,8 +101,11 @@ def restore(
 
 
 def _vacuum_into(log_path: Path, partial: Path, progress: Progress | None) -> None:
-    with closing(connect(log_path)) as db:
-        check(db, log_path, may_be_new=False)
+    with translated(log_path):
+        db = connect(log_path)
+    with closing(db):
+        with translated(log_path):
+            check(db, log_path, may_be_new=False)
         if progress is not None:
             total = _used_bytes(db)
 
@@ -110,7 +114,12 @@ def _vacuum_into(log_path: Path, partial: Path, progress: Progress | None) -> No
                 return 0
 
             db.set_progress_handler(report, _INSTRUCTIONS_PER_REPORT)
-        db.execute("VACUUM INTO ?", (str(partial),))
+        try:
+            db.execute("VACUUM INTO ?", (str(partial),))
+        except sqlite3.Error as error:
+            if is_of_the_content(error):
+                raise translate(error, log_path) from error
+            raise
 
 
 def _copy(backup_path: Path, partial: Path, progress: Progress | None) -> None:
@@ -184,11 +193,22 @@ def _used_bytes(db: sqlite3.Connection) -> int:
 
 
 @contextmanager
+def _written_to(target: Path) -> Iterator[None]:
+    """Say of errors that they are those of the place where the backup is to be."""
+    try:
+        yield
+    except (sqlite3.Error, OSError) as error:
+        reason = "no space is left there" if is_full(error) else getattr(error, "strerror", None) or error
+        raise ConfigurationError(
+            f"the backup cannot be written to {target}: {reason}; name another place for it", path=str(target)
+        ) from error
+
+
+@contextmanager
 def _partial_file(partial: Path) -> Iterator[None]:
     """An empty file that only its owner may read, removed at the end if it still has this name."""
-    with translated(partial):
-        partial.unlink(missing_ok=True)
-        create_private(partial)
+    partial.unlink(missing_ok=True)
+    create_private(partial)
     try:
         yield
     finally:

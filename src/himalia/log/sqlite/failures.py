@@ -46,6 +46,19 @@ def translated(path: Path) -> Iterator[None]:
         raise translate(error, path) from error
 
 
+def is_full(error: sqlite3.Error | OSError) -> bool:
+    """Whether the error says that a disk is full."""
+    if isinstance(error, OSError):
+        return error.errno in _FULL
+    return _kind(error) == sqlite3.SQLITE_FULL
+
+
+def is_of_the_content(error: sqlite3.Error) -> bool:
+    """Whether the error says that what was read is damaged, or held by another program."""
+    held = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+    return _kind(error) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, *held)
+
+
 def full(path: Path) -> LogFull:
     return LogFull(f"no space left for the log: free some on the disk of {path}", path=str(path))
 
@@ -80,8 +93,7 @@ def replaced(path: Path) -> LogUnavailable:
 
 
 def _from_sqlite(error: sqlite3.Error, path: Path) -> LogUnavailable:
-    # The low byte is the kind; the rest tells where in SQLite it was found.
-    kind = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+    kind = _kind(error)
     if kind == sqlite3.SQLITE_FULL:
         return full(path)
     if kind in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM):
@@ -97,6 +109,11 @@ def _from_sqlite(error: sqlite3.Error, path: Path) -> LogUnavailable:
         return full(path)
     name = getattr(error, "sqlite_errorname", type(error).__name__)
     return LogUnavailable(f"the log {path} failed: {error} ({name}); look at its disk", path=str(path))
+
+
+def _kind(error: sqlite3.Error) -> int:
+    """The low byte is the kind; the rest tells where in SQLite it was found."""
+    return int(getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)) & 0xFF
 
 
 def _is_disk_full(path: Path) -> bool:

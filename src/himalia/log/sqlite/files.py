@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from himalia.runtime import make_private
+
 
 def make_directory(path: Path) -> None:
     """Make a directory, and those above it that are missing."""
     missing = [directory for directory in (path, *path.parents) if not directory.exists()]
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private(path)
     for directory in missing:
         sync(directory.parent)
 
