@@ -49,6 +49,16 @@ def text(count: int) -> Any:
     return {"tags": "é" * count, "wanted": "none"}
 
 
+def doubles(count: int) -> Any:
+    """Numbers that take long to decode, for the bytes that they have."""
+    return {"tags": [1.5e300] * count, "wanted": "none"}
+
+
+def long_numbers(count: int) -> Any:
+    """A number that JSON allows, and that takes more than in proportion to its digits."""
+    return {"tags": [10**4000] * (count // 100 + 1), "wanted": "none"}
+
+
 def peak_bytes(work: Callable[[], object]) -> int:
     """The most memory that something held, whether it fails or not."""
     tracemalloc.start()
@@ -60,7 +70,7 @@ def peak_bytes(work: Callable[[], object]) -> int:
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("shape", [strings, maps, keys, text])
+@pytest.mark.parametrize("shape", [strings, maps, keys, text, doubles, long_numbers])
 @pytest.mark.parametrize(
     "filter",
     [
@@ -192,3 +202,30 @@ async def test_a_publisher_cannot_turn_a_filter_against_the_server(room: Room) -
     assert error["error"]["code"] == "FILTER_FAILED"
     assert "steps on this record" in error["error"]["message"] and "offset 1" in error["error"]["message"]
     assert not other.errors
+
+
+@pytest.mark.parametrize("is_live", [True, False], ids=["live", "replayed"])
+async def test_records_on_which_a_filter_fails_are_not_kept_in_memory(room: Room, is_live: bool) -> None:
+    """What was decoded of a record is gone when the filter has failed on it; a sentence stays."""
+    await room.create("orders")
+    payloads = [{"items": [{"n": n} for n in range(200)]} for _ in range(300)]
+    if not is_live:
+        await room.publish("orders", *payloads)
+    viewers = [Viewer() for _ in range(3)]
+    start = Start() if is_live else Start(offset=0)
+    tracemalloc.start()
+    try:
+        for number, viewer in enumerate(viewers):
+            # Fails on every record, when all of it has been decoded.
+            wanted = f"message.payload.items.exists(i, i.name == 'item {number}')"
+            await room.subscribe("orders", viewer, start, filter=wanted, client_id=str(number))
+        if is_live:
+            room.send("orders", *payloads)
+        for viewer in viewers:
+            await viewer.until(lambda viewer=viewer: viewer.errors)  # type: ignore[misc]
+        await room.settled()
+        held = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    # The records themselves, as the log in memory and the tail have them, and a sentence for each failure.
+    assert held < 300 * (len(json.dumps(payloads[0])) + 3 * 2_000)

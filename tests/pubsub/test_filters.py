@@ -166,3 +166,46 @@ def test_equal_expressions_are_one_filter(other: str) -> None:
 
 def test_the_variables_are_those_of_the_documents() -> None:
     assert {"message", "headers", "topic", "offset"} == VARIABLES
+
+
+async def subscribe_as(owner: str, room: Room, number: int) -> None:
+    await room.subscribe("orders", Viewer(), Start(), f"offset == {number}", f"{owner}-{number}", owner=owner)
+
+
+async def test_one_caller_does_not_take_all_filters() -> None:
+    """The last of them are for callers that have none, of which each gets one."""
+    async for room in make_room("memory", None, Limits(filters_max=16)):  # type: ignore[arg-type]
+        await room.create("orders")
+        for number in range(14):
+            await subscribe_as("greedy", room, number)
+        with pytest.raises(TooManySubscriptions, match="kept for callers that have none"):
+            await subscribe_as("greedy", room, 14)
+        await subscribe_as("greedy", room, 13)
+        await subscribe_as("modest", room, 15)
+        with pytest.raises(TooManySubscriptions, match="kept for callers"):
+            await subscribe_as("modest", room, 16)
+        await subscribe_as("another", room, 17)
+        with pytest.raises(TooManySubscriptions, match="16 distinct filters are in use"):
+            await subscribe_as("late", room, 18)
+
+
+def test_expressions_that_are_too_costly_are_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are counted together before any is compiled, and what was found out is remembered."""
+    compiled: list[str] = []
+    evaluate = filter.cel.evaluate
+
+    def counting(text: str) -> object:
+        compiled.append(text)
+        return evaluate(text)
+
+    monkeypatch.setattr(filter.cel, "evaluate", counting)
+    each = '"".matches("(?i)[a-\U0010ffff]")'
+    assert compile_filter(f"offset == 1 || {each}") is compile_filter(f"offset==1||{each}")
+    assert len(compiled) == 1
+    for _ in range(2):
+        with pytest.raises(BadFilter, match="too costly"):
+            compile_filter(f"offset == 2 || {' || '.join([each] * 40)}")
+    for _ in range(2):
+        with pytest.raises(BadFilter, match="not valid"):
+            compile_filter('message.payload.x.matches("(")')
+    assert len(compiled) == 2

@@ -16,6 +16,8 @@ from himalia.pubsub.delivery import ENCODED_AT_ONCE
 from himalia.pubsub.manager import Limits, Subscribed
 from himalia.pubsub.subscriber import Start
 from himalia.pubsub.turns import Turns
+from himalia.server.subscribing import compile_checked
+from himalia.settings import Settings
 from tests.pubsub.conftest import Room, Viewer, make_room
 
 T = TypeVar("T")
@@ -333,3 +335,12 @@ async def test_each_of_many_topics_is_read_in_turn(room: Room) -> None:
     assert sorted(order[50:55]) == sorted(order[100:105]) == TOPICS[:5]
     for topic in TOPICS[:5]:
         assert [e["offset"] for e in viewer.events if e["topic"] == topic] == list(range(2000))
+
+
+async def test_filters_are_compiled_in_turns() -> None:
+    """Many that come in the same moment do not hold the loop for longer than one of them."""
+    turns, settings = Turns(turn_s=0.0), Settings()
+    texts = [f"offset == {number} && topic == 'in turns'" for number in range(20)]
+    made, looks = await counted(asyncio.gather(*[compile_checked(text, settings, turns) for text in texts]))
+    assert len(set(made)) == 20
+    assert looks >= 20

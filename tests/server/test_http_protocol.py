@@ -16,11 +16,15 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from himalia.pubsub.turns import TURN_S, Turns
 from himalia.server import http_protocol as http_protocol_module
 from himalia.server.http_protocol import (
     HEAD_BYTES_MAX,
+    HEADERS_MAX,
     LINGER_S,
+    PIECE_BYTES,
     PIPELINED_MAX,
+    URL_BYTES_MAX,
     AnswerTransport,
     HttpProtocol,
     http_protocol,
@@ -40,6 +44,7 @@ def test_every_method_that_is_replaced_is_there_with_the_same_arguments() -> Non
         "connection_made",
         "connection_lost",
         "data_received",
+        "eof_received",
         "on_message_begin",
         "on_url",
         "on_header",
@@ -81,7 +86,7 @@ def test_an_answer_is_made_from_what_uvicorn_makes_it_from() -> None:
 async def test_every_attribute_that_is_used_is_there() -> None:
     """Everything that our class reads of uvicorn's exists on its objects from the start."""
     config: uvicorn.Config = config_of()
-    http = http_protocol(1.0, 1.0)(config, ServerState(), {})
+    http = http_protocol(1.0, 1.0, Turns())(config, ServerState(), {})
     assert {name for name in attributes_used(HttpProtocol) if not hasattr(http, name)} == {"url"}
     assert "self.url = " in inspect.getsource(HttpToolsProtocol.on_message_begin)
 
@@ -222,6 +227,55 @@ def test_a_part_without_end_is_cut_off(shared: RunningServer, kind: str) -> None
 
 def requests(count: int, path: str = "/health") -> bytes:
     return f"GET {path} HTTP/1.1\r\nHost: localhost\r\nX-Pad: {'x' * 1000}\r\n\r\n".encode() * count
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"GET /health HTTP/1.1\r\nHost: x\r\n" + b"a:b\r\n" * (HEADERS_MAX + 1), 431),
+        (b"GET /" + b"a" * URL_BYTES_MAX + b" HTTP/1.1\r\n", 414),
+    ],
+    ids=["many headers", "a long address"],
+)
+def test_a_head_that_would_cost_much_is_refused(shared: RunningServer, head: bytes, status: int) -> None:
+    """However few bytes it has: each header takes time and memory, and so does each byte of an address."""
+    with Wire(shared.port) as wire:
+        wire.send(head + b"\r\n")
+        assert wire.response()[0] == status
+        assert wire.receive() == b""
+    with Wire(shared.port) as wire:
+        wire.send(b"GET /health?x=" + b"a" * (URL_BYTES_MAX - 100) + b" HTTP/1.1\r\nHost: localhost\r\n")
+        wire.send(b"a:b\r\n" * (HEADERS_MAX - 1) + b"\r\n")
+        assert wire.response()[0] == 200
+
+
+def test_the_heads_of_pipelined_requests_count_together(shared: RunningServer) -> None:
+    """Requests that wait may not hold more than one head may have; those before are answered."""
+    large = b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 30_000 + b"\r\n\r\n"
+    with Wire(shared.port) as wire:
+        wire.send(large * 20)
+        answers = wire.until_end().count(b"HTTP/1.1 200")
+    assert 1 <= answers <= 5
+
+
+def test_small_chunks_of_many_connections_take_turns(shared: RunningServer) -> None:
+    """A body in chunks of one byte is much work for its size: it is done a piece at a time, and none of it is lost."""
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in b'{"payload":1}' + b" " * 20_000) + b"0\r\n\r\n"
+    head = b"POST /topics/orders/messages HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    turns = shared.broker.manager.turns
+    assert len(chunks) > 5 * PIECE_BYTES
+    with shared.http() as http, Wire(shared.port) as other:
+        http.post("/topics", json={"name": "orders"})
+        shared.on_loop(lambda: setattr(turns, "_turn_s", 0.0))
+        try:
+            with Wire(shared.port) as wire:
+                wire.send(head + b"Transfer-Encoding: chunked\r\n\r\n" + chunks)
+                other.send(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                assert other.response()[0] == 200
+                status, _, body = wire.response()
+        finally:
+            shared.on_loop(lambda: setattr(turns, "_turn_s", TURN_S))
+    assert (status, json.loads(body)["count"]) == (200, 1), body
 
 
 def test_pipelined_requests_are_answered_in_order(shared: RunningServer) -> None:

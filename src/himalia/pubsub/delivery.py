@@ -346,16 +346,17 @@ class Delivery:
     async def matching(self, filter: Filter, records: Sequence[Record]) -> Matched:
         """Evaluate a filter on old records, in turns with the other readers of such and with the loop."""
         passed: list[Record] = []
-        failed: list[tuple[int, FilterFailed]] = []
+        failed, first = 0, None
         for record in records:
-            if self._turns.is_over():
-                await self._turns.rest()
+            await self._turns.give_way()
             try:
                 if filter.matches(record):
                     passed.append(record)
             except FilterFailed as error:
-                failed.append((record.offset, error))
-        return Matched(passed, len(failed), failed[0] if failed else None)
+                failed += 1
+                # Made anew: what the other was raised in holds the whole record, decoded.
+                first = first or (record.offset, FilterFailed(error.message, **error.data))
+        return Matched(passed, failed, first)
 
     async def _read(self, topic: str, start: int) -> Chunk | None:
         """A chunk of the log, waiting for as long as the log is unwell; ``None`` if the topic is gone."""

@@ -65,6 +65,10 @@ class Joining:
         self.gone: set[str] = set()
 
 
+KEPT_FOR_OTHERS = 8
+"""One in so many distinct filters is for callers that have none yet."""
+
+
 class PubSubManager:
     """Publishes to a log and delivers from it. Lives on one event loop; ``start`` before use, ``stop`` after."""
 
@@ -269,10 +273,17 @@ class PubSubManager:
             raise self._too_many_cursors()
         if subscriber.filter is None or subscriber.filter in self._filters:
             return
-        if len(self._filters) >= self.limits.filters_max:
+        used, limit = len(self._filters), self.limits.filters_max
+        if used >= limit:
+            raise TooManySubscriptions(f"{limit} distinct filters are in use; share one or raise filters_max")
+        if used >= limit - limit // KEPT_FOR_OTHERS and self._has_filter(subscriber.owner):
             raise TooManySubscriptions(
-                f"{self.limits.filters_max} distinct filters are in use; share one or raise filters_max"
+                f"{used} distinct filters are in use, and the last of {limit} are kept for callers that have none; "
+                "share one or raise filters_max"
             )
+
+    def _has_filter(self, owner: str) -> bool:
+        return any(one.owner == owner and one.filter is not None for one in self._subscribers.values())
 
     async def _lookup(self, subscriber: Subscriber) -> Iterable[TopicInfo]:
         if not subscriber.follows_pattern:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from time import perf_counter
+from typing import Any
 
 from himalia.errors import FilterFailed
 from himalia.pubsub.filters import Filter
@@ -47,7 +48,7 @@ class View:
         self._frames: list[bytes] = []
         # Running total of bytes up to and including each frame, to find how much fits into a write.
         self._totals: list[int] = []
-        self._failures: dict[int, FilterFailed] = {}
+        self._failures: dict[int, tuple[str, dict[str, Any]]] = {}
         self._slices: dict[int, Slice] = {}
 
     @property
@@ -102,9 +103,9 @@ class View:
         failed = [at for at in self._failures if start <= at < end]
         if not failed:
             return None
-        error = self._failures[min(failed)]
+        message, data = self._failures[min(failed)]
         return FilterFailed(
-            f"{error.message} (offset {min(failed)}; {len(failed)} of {end - start} records)", **error.data
+            f"{message} (offset {min(failed)}; {len(failed)} of {end - start} records)", **data
         )
 
     def _frame(self, record: Record) -> bytes:
@@ -113,7 +114,8 @@ class View:
                 if not self.filter.matches(record):
                     return b""
             except FilterFailed as error:
-                self._failures[record.offset] = error
+                # Not the error itself: what it was raised in holds the whole record, decoded.
+                self._failures[record.offset] = (error.message, error.data)
                 return b""
         return self._encoded.event(record)
 

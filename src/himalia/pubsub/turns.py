@@ -56,11 +56,15 @@ class Turns:
         await rested
         self._ends_at = self._clock() + self._turn_s
 
+    async def give_way(self) -> None:
+        """Let others have the loop, if this turn is over. To be called after each small unit of long work."""
+        if self.is_over():
+            await self.rest()
+
     async def each(self, items: Iterable[T]) -> AsyncIterator[T]:
         """One after the other, in as many turns as that takes."""
         for item in items:
-            if self.is_over():
-                await self.rest()
+            await self.give_way()
             yield item
 
     def _begin(self) -> None:

@@ -261,7 +261,10 @@ class Connection:
             self.channel.flush()
 
     async def _subscribe(self, message: ClientMessage) -> None:
-        subscriber = make_subscriber(message, self._broker.settings, self.principal, self.channel)
+        broker = self._broker
+        subscriber = await make_subscriber(
+            message, broker.settings, self.principal, self.channel, broker.manager.turns
+        )
         self._check_subscriptions(subscriber)
         with self._usage.subscribing(subscriber.identity):
             result = await self._broker.manager.subscribe(subscriber)

@@ -157,7 +157,7 @@ async def events(
     )
     outlet = SseOutlet(SSE_OF_PATTERN if is_pattern(name) else SSE, broker.settings.write_buffer_bytes)
     try:
-        subscriber = make_subscriber(message, broker.settings, caller, outlet)
+        subscriber = await make_subscriber(message, broker.settings, caller, outlet, broker.manager.turns)
         broker.streams[outlet] = None
         place.outlet = outlet
         with broker.usages.of(caller).subscribing(subscriber.identity):

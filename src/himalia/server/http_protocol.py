@@ -10,12 +10,13 @@ import asyncio
 import json
 import logging
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import unquote
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from himalia.pubsub.turns import Turns
 from himalia.server.admission import STATE_KEY, Admitted
 from himalia.server.logs import RareWarnings
 from himalia.server.security_headers import security_headers
@@ -25,8 +26,15 @@ logger = logging.getLogger("himalia.server")
 warnings = RareWarnings(logger)
 
 HEAD_BYTES_MAX = 64 * 1024
+HEADERS_MAX = 100
+"""What browsers and proxies send is far less. Each costs time and memory, however short it is."""
+URL_BYTES_MAX = 16 * 1024
 PIPELINED_MAX = 64
-"""Requests of one connection that may wait for the answer to an earlier one."""
+"""Requests of one connection that may wait for the answer to an earlier one; their heads count together too."""
+PIECE_BYTES = 16 * 1024
+"""How much is parsed at a time: a body may come in very small chunks."""
+SMALL_BYTES = 2 * 1024
+"""So little is parsed at once, such as a head: it need not wait behind the bodies of others."""
 LINGER_S = 2.0
 """How long a peer that still sends may take to read its answer before the connection is cut."""
 LINGER_BYTES_MAX = 16 * 1024 * 1024
@@ -48,7 +56,10 @@ def plain_answer(status: int, code: str, message: str) -> bytes:
 
 
 MALFORMED = plain_answer(400, "BAD_REQUEST", "this is not a valid HTTP request")
-HEAD_TOO_LARGE = plain_answer(431, "BAD_REQUEST", f"the head of a request has at most {HEAD_BYTES_MAX} bytes")
+HEAD_TOO_LARGE = plain_answer(
+    431, "BAD_REQUEST", f"the head of a request has at most {HEAD_BYTES_MAX} bytes and {HEADERS_MAX} headers"
+)
+URL_TOO_LONG = plain_answer(414, "BAD_REQUEST", f"the address of a request has at most {URL_BYTES_MAX} bytes")
 
 
 class HttpCycle(RequestResponseCycle):
@@ -90,6 +101,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     handshake_timeout_s = 10.0
     stall_timeout_s = 300.0
+    turns: Turns
     admitted: Admitted | None = None
     _handshake: asyncio.TimerHandle | None = None
     _linger: asyncio.TimerHandle | None = None
@@ -100,8 +112,14 @@ class HttpProtocol(HttpToolsProtocol):
     _took_at = 0.0
     _in_head = True
     _head_bytes = 0
+    _headers = 0
+    # Of the requests that wait for the answer to an earlier one.
+    _pipelined_bytes = 0
     # The request that is being answered; uvicorn's ``cycle`` is the one that is being read.
     _answering: HttpCycle | None = None
+    # What was read and is not parsed yet; and whether it waits for a turn.
+    _backlog = b""
+    _is_waiting = False
     # Nothing that comes in is parsed any more.
     _deaf = False
     _finishing = False
@@ -136,11 +154,51 @@ class HttpProtocol(HttpToolsProtocol):
         if self._deaf:
             self._ignore(len(data))
             return
+        self._backlog += data
+        if self._is_waiting:
+            self.transport.pause_reading()  # the flow control has resumed it
+        elif len(data) > SMALL_BYTES and self.turns.is_over():
+            self._parse_later()
+        else:
+            self._parse_in_turns()
+
+    def eof_received(self) -> None:
+        """The peer sends no more: what it has sent is parsed before the connection closes."""
+        while self._backlog and not self._deaf:
+            self._parse_piece()
+
+    def _parse_in_turns(self) -> None:
+        """Parse a piece at least, and as many more as fit into this turn."""
+        while self._backlog and not self._deaf:
+            self._parse_piece()
+            if self._backlog and self.turns.is_over():
+                self._parse_later()
+                return
+        self._backlog = b""
+
+    def _parse_later(self) -> None:
+        self._is_waiting = True
+        self.transport.pause_reading()
+        self.turns.later(self._continue)
+
+    def _continue(self) -> None:
+        self._is_waiting = False
+        if self.transport.is_closing():
+            self._backlog = b""
+            return
+        if not self.flow.read_paused:
+            # Before parsing: a handshake hands the transport over to another protocol.
+            self.transport.resume_reading()
+        self._parse_in_turns()
+
+    def _parse_piece(self) -> None:
+        data, self._backlog = self._backlog[:PIECE_BYTES], self._backlog[PIECE_BYTES:]
         self._unparsed_bytes += len(data)
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             if self._should_upgrade():
+                self._backlog = b""
                 self.handle_websocket_upgrade()
                 return
             # Another protocol would begin here, which we do not speak; the request itself is answered.
@@ -148,6 +206,7 @@ class HttpProtocol(HttpToolsProtocol):
         except httptools.HttpParserError:
             self._stop_parsing()
         if self._deaf or self.transport.is_closing():
+            self._backlog = b""
             return
         if self._unparsed_bytes > HEAD_BYTES_MAX:
             self._refusal = HEAD_TOO_LARGE
@@ -188,23 +247,30 @@ class HttpProtocol(HttpToolsProtocol):
     # What the parser says
 
     def on_message_begin(self) -> None:
-        if len(self.pipeline) >= PIPELINED_MAX:
+        if not self.pipeline:
+            self._pipelined_bytes = 0
+        if len(self.pipeline) >= PIPELINED_MAX or self._pipelined_bytes > HEAD_BYTES_MAX:
             self._deaf = True
             self.cycle.keep_alive = False
             raise ValueError("too many requests wait on this connection")  # stops the parser
         self._in_head = True
-        self._head_bytes = self._unparsed_bytes = 0
+        self._head_bytes = self._headers = self._unparsed_bytes = 0
         self._expect_headers()
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
         self._count_head(len(url))
         super().on_url(url)
+        if len(self.url) > URL_BYTES_MAX:
+            self._refuse(URL_TOO_LONG)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         # httptools reports the trailer of a chunked body as headers too. A trailer may not change what the head said:
         # neither who calls, nor the host, nor the origin.
         self._count_head(len(name) + len(value))
+        self._headers += 1
+        if self._headers > HEADERS_MAX:
+            self._refuse(HEAD_TOO_LARGE)
         if self._in_head:
             super().on_header(name, value)
 
@@ -212,8 +278,11 @@ class HttpProtocol(HttpToolsProtocol):
         self._unparsed_bytes = 0
         self._head_bytes += size
         if self._head_bytes > HEAD_BYTES_MAX:
-            self._refusal = HEAD_TOO_LARGE
-            raise ValueError("the head is too large")  # stops the parser
+            self._refuse(HEAD_TOO_LARGE)
+
+    def _refuse(self, answer: bytes) -> NoReturn:
+        self._refusal = answer
+        raise ValueError("the head is too large")  # stops the parser
 
     def on_body(self, body: bytes) -> None:
         self._unparsed_bytes = 0
@@ -252,6 +321,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._start_asgi_task(self.cycle, self.app)
         else:
             self.flow.pause_reading()
+            self._pipelined_bytes += self._head_bytes
             self.pipeline.appendleft((self.cycle, self.app))
 
     def _should_upgrade(self) -> bool:
@@ -343,10 +413,11 @@ class HttpProtocol(HttpToolsProtocol):
             self._handshake = None
 
 
-def http_protocol(handshake_timeout_s: float, stall_timeout_s: float) -> type[HttpProtocol]:
+def http_protocol(handshake_timeout_s: float, stall_timeout_s: float, turns: Turns) -> type[HttpProtocol]:
     """The HTTP class with these limits: uvicorn takes a class, not an object."""
     attributes: dict[str, Any] = {
         "handshake_timeout_s": handshake_timeout_s,
         "stall_timeout_s": stall_timeout_s,
+        "turns": turns,
     }
     return type("TimedHttpProtocol", (HttpProtocol,), attributes)

@@ -22,6 +22,7 @@ from himalia.errors import (
 from himalia.log.contract import Appended, Batch
 from himalia.protocol import Message, encode
 from himalia.protocol.messages import canonical_uuid
+from himalia.pubsub.turns import Turns
 from himalia.record import Draft
 from himalia.server.access import SECURITY, Caller, TheBroker
 from himalia.server.broker import Broker
@@ -31,7 +32,6 @@ from himalia.server.message_list import MessageList
 from himalia.server.models import ErrorResponse, PublishBody, PublishResponse
 from himalia.server.request_body import RequestBody, body_of
 from himalia.server.topics_api import ERRORS, NOT_FOUND, TopicName
-from himalia.server.turns import Turns
 
 NDJSON = "application/x-ndjson"
 LINES_AT_ONCE = 1000
@@ -116,7 +116,7 @@ async def publish(
     is_ndjson = _is_ndjson(request)
     streams = is_ndjson and producer is None
     count_max = LINES_AT_ONCE if streams else broker.settings.bulk_messages_max
-    drafts = Drafts(drafter, name, body_of(request.scope), count_max)
+    drafts = Drafts(drafter, name, body_of(request.scope), count_max, broker.manager.turns)
     origin = Origin(broker, caller, name, epoch, producer, sequence)
     if is_ndjson:
         return await _publish_lines(origin, drafts, request)
@@ -136,10 +136,11 @@ async def publish(
 class Drafts:
     """Drafts of one body, of which there may be a million. Those that are to be stored together are counted."""
 
-    def __init__(self, drafter: Drafter, topic: str, body: RequestBody, count_max: int) -> None:
+    def __init__(self, drafter: Drafter, topic: str, body: RequestBody, count_max: int, turns: Turns) -> None:
         self._drafter = drafter
         self._topic = topic
         self._body = body
+        self._turns = turns
         self._count_max = count_max
         self.drafts: list[Draft] = []
         self.size_bytes = 0
@@ -158,24 +159,23 @@ class Drafts:
         if not count % COUNTED_AT_ONCE:
             self._body.keep(self.size_bytes + DRAFT_BYTES * count)
 
-    async def add_all(self, messages: Iterable[Published], turns: Turns) -> None:
+    async def add_all(self, messages: Iterable[Published]) -> None:
         for message in messages:
             self.add(message)
-            await turns.give_way()
+            await self._turns.give_way()
 
     def take(self) -> Drafts:
         """What is here, leaving nothing."""
-        taken = Drafts(self._drafter, self._topic, self._body, self._count_max)
+        taken = Drafts(self._drafter, self._topic, self._body, self._count_max, self._turns)
         taken.drafts, self.drafts = self.drafts, taken.drafts
         taken.size_bytes, self.size_bytes = self.size_bytes, 0
         return taken
 
     async def free(self) -> None:
         """Give their memory back in turns: a million objects at one stroke take a while."""
-        turns = Turns()
         while self.drafts:
             del self.drafts[-FREED_AT_ONCE:]
-            await turns.give_way()
+            await self._turns.give_way()
 
 
 class Stored:
@@ -256,7 +256,7 @@ def _is_ndjson(request: Request) -> bool:
 async def _read_json(broker: Broker, drafts: Drafts, request: Request) -> bool:
     """Make drafts of a JSON body; says whether it was one message and not a list."""
     body_of(request.scope).allow(broker.settings.bulk_bytes_max, "; send NDJSON without a producer instead")
-    turns, text, several = Turns(), bytearray(), False
+    text, several = bytearray(), False
     messages = MessageList(_decode_many, 2 * broker.frame_bytes_max)
     async for data in request.stream():
         for at in range(0, len(data), PIECE_BYTES):
@@ -270,11 +270,13 @@ async def _read_json(broker: Broker, drafts: Drafts, request: Request) -> bool:
                     continue
                 piece = bytes(text)
                 text.clear()
-            await drafts.add_all(messages.feed(piece), turns)
+            # Finding where messages end is work too, however few of them there are.
+            await broker.manager.turns.give_way()
+            await drafts.add_all(messages.feed(piece))
     if several:
-        await drafts.add_all(messages.finish(), turns)
+        await drafts.add_all(messages.finish())
     elif several := text.lstrip()[:1] == b"[":
-        await drafts.add_all(_decode_many(bytes(text)), turns)
+        await drafts.add_all(_decode_many(bytes(text)))
     else:
         drafts.add(_decode(bytes(text)))
     return not several
@@ -306,7 +308,7 @@ def _bad_request(error: Exception) -> BadRequest:
 
 async def _publish_lines(origin: Origin, drafts: Drafts, request: Request) -> Response:
     stored = Stored()
-    number, turns = 1, Turns()
+    number, turns = 1, origin.broker.manager.turns
     whole = origin.producer is not None
     try:
         async for line in _lines(request, origin.broker, whole=whole):

@@ -149,7 +149,9 @@ async def read_messages(
     if last is not None and last > broker.settings.last_n_max:
         raise BadRequest(f"last is at most {broker.settings.last_n_max}")
     media_type, encoder = _choose(request.headers.get("accept", "*/*"))
-    compiled = None if filter is None else compile_checked(filter, broker.settings)
+    compiled = (
+        None if filter is None else await compile_checked(filter, broker.settings, broker.manager.turns)
+    )
     if compiled is not None and media_type != JSON:
         raise BadRequest(f"filter goes with {JSON}; accept that, or read without it")
     if media_type == JSON and limit is None:
@@ -317,6 +319,8 @@ async def _in_turns(pieces: AsyncGenerator[bytes | memoryview]) -> AsyncGenerato
                 yield bytes(piece[start : start + SENT_BYTES])
 
 
+MEDIA_TYPES_MAX = 50
+"""Of a longer list in ``Accept`` only the beginning is looked at."""
 Encoder = Callable[[Broker, Range], Pieces]
 _OFFERED: dict[str, Encoder] = {JSON: _as_json, NDJSON: _as_ndjson, ARROW: _as_arrow}
 
@@ -332,7 +336,7 @@ def _choose(accept: str) -> tuple[str, Encoder]:
 
 def _by_preference(accept: str) -> Iterable[str]:
     ranked: list[tuple[float, str]] = []
-    for part in accept.split(","):
+    for part in accept.split(",", MEDIA_TYPES_MAX)[:MEDIA_TYPES_MAX]:
         media_type, *parameters = [piece.strip().lower() for piece in part.split(";")]
         quality = next((piece[2:] for piece in parameters if piece.startswith("q=")), "1")
         try:

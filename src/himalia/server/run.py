@@ -47,7 +47,7 @@ class Server(uvicorn.Server):
     ) -> None:
         super().__init__(config)
         self._protocol_class = http_protocol(
-            broker.settings.handshake_timeout_s, broker.settings.stall_timeout_s
+            broker.settings.handshake_timeout_s, broker.settings.stall_timeout_s, broker.manager.turns
         )
         self.url = url
         self._broker = broker

@@ -10,6 +10,7 @@ from himalia.errors import BadFilter, BadRequest, Forbidden
 from himalia.protocol import ClientMessage
 from himalia.pubsub import Outlet, Policy, Start, Subscriber
 from himalia.pubsub.filters import Filter, compile_filter
+from himalia.pubsub.turns import Turns
 from himalia.record import parse_ts
 from himalia.server.identity import Principal, Right
 from himalia.settings import Settings
@@ -19,15 +20,15 @@ PRIORITY_MAX = 1_000_000
 OFFSET_MAX = (1 << 63) - 1
 
 
-def make_subscriber(
-    message: ClientMessage, settings: Settings, principal: Principal, outlet: Outlet
+async def make_subscriber(
+    message: ClientMessage, settings: Settings, principal: Principal, outlet: Outlet, turns: Turns
 ) -> Subscriber:
     """The subscription that a ``subscribe`` asks for, or the error that says why not."""
     assert message.topic is not None and message.client_id is not None  # checked when it was decoded
     pattern = check_pattern(message.topic, settings.topic_length_max)
     start = make_start(message, settings)
     _check_rights(principal, pattern)
-    compiled = None if message.filter is None else compile_checked(message.filter, settings)
+    compiled = None if message.filter is None else await compile_checked(message.filter, settings, turns)
     if abs(message.priority) > PRIORITY_MAX:
         raise BadRequest(f"priority is between -{PRIORITY_MAX} and {PRIORITY_MAX}")
     subscriber = Subscriber(
@@ -114,8 +115,9 @@ def _offset(value: Any) -> int:
     return value
 
 
-def compile_checked(text: str, settings: Settings) -> Filter:
-    """The filter of this text, or ``BadFilter``."""
+async def compile_checked(text: str, settings: Settings, turns: Turns) -> Filter:
+    """The filter of this text, or ``BadFilter``. Many that are new are compiled one after the other, in turns."""
     if len(text) > settings.filter_length_max:
         raise BadFilter(f"a filter has at most {settings.filter_length_max} characters")
+    await turns.give_way()
     return compile_filter(text)

@@ -10,6 +10,7 @@ element, so a loop is counted from two points: an element without weight, and on
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -42,6 +43,15 @@ BYTES_PER_STEP = 64
 """Bytes of text that are handed over in a step."""
 SCANNED_BYTES_PER_STEP = 32
 """Bytes of JSON that are passed over in a step."""
+STEPS_PER_EXPONENT = 80
+"""What decoding a number such as 1.5e+300 takes more than another value."""
+STEPS_PER_DIGIT = 0.3
+"""The same for each byte where numbers have very many digits."""
+_EXPONENTS_FREE = 50
+_EXPONENT = re.compile(rb"[0-9.][eE]")
+_TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_AS_ZEROS = bytes.maketrans(b"123456789.", b"0000000000")
+_LONG_NUMBER = b"0" * 64
 _BYTES_PER_WEIGHT = 256
 _STEPS_PER_OPERATION = 4
 _STEPS_PER_CALL = 10
@@ -68,6 +78,20 @@ class Estimate(NamedTuple):
 def nodes_of(text: bytes) -> int:
     """At most so many values and keys are in this JSON; too many only if strings look like structure."""
     return 1 + len(text.translate(None, _NOT_STRUCTURE)) if text[:1] in (b"[", b"{") else 1
+
+
+def steps_of_numbers(text: bytes) -> float:
+    """What numbers in this JSON that have exponents, or very many digits, take more than other values."""
+    exponents, has_long = _unusual_numbers(text)
+    if b'"' in text and (has_long or exponents > _EXPONENTS_FREE):
+        # It may be strings that look like that, such as those of hexadecimal digits.
+        text = _TEXT.sub(b"", text)
+        exponents, has_long = _unusual_numbers(text)
+    return exponents * STEPS_PER_EXPONENT + (len(text) * STEPS_PER_DIGIT if has_long else 0)
+
+
+def _unusual_numbers(text: bytes) -> tuple[int, bool]:
+    return len(_EXPONENT.findall(text)), _LONG_NUMBER in text.translate(_AS_ZEROS)
 
 
 def steps_to_hand_over(nodes: float, size_bytes: float) -> float:

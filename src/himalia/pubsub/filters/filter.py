@@ -19,6 +19,7 @@ from himalia.pubsub.filters.cost import (
     nodes_of,
     pattern_steps,
     size_of,
+    steps_of_numbers,
     steps_to_hand_over,
 )
 from himalia.pubsub.filters.nodes import Call, Literal, Node, children, read_name, render
@@ -96,6 +97,7 @@ class Filter:
         nodes = [0 if text is None else nodes_of(text) for text in found]
         lengths = [0 if text is None else len(text) for text in found]
         steps += sum(map(steps_to_hand_over, nodes, lengths))
+        steps += sum(steps_of_numbers(text) for text in found if text is not None)
         if steps > STEPS_MAX:
             raise self._too_dear(steps)
         values = [None if text is None else _decode(text) for text in found]
@@ -109,8 +111,9 @@ class Filter:
         """The most steps that a record of so many bytes can take."""
         nodes = 1 + size_bytes / 2  # each value or key has at least a byte, and one that sets it apart
         sizes: list[Size] = [size_of(nodes, size_bytes, nodes)] * len(self._sources)
+        # Numbers with exponents, of which each has six bytes at least, take a little more for each byte.
         read = len(self._sources) * (
-            steps_to_hand_over(nodes, size_bytes) + 8 * size_bytes / SCANNED_BYTES_PER_STEP
+            steps_to_hand_over(nodes, size_bytes) + size_bytes + 8 * size_bytes / SCANNED_BYTES_PER_STEP
         )
         return read + estimate(self._tree, sizes).steps
 
@@ -135,14 +138,27 @@ class Filter:
         )
 
 
-@lru_cache(maxsize=1024)
 def compile_filter(text: str) -> Filter:
-    """The one ``Filter`` of this expression, however it is spaced; ``BadFilter`` if it is none, or too costly."""
+    """The one ``Filter`` of this expression, however it is spaced; ``BadFilter`` if it is none, or too costly.
+
+    Takes up to some ten milliseconds, the first time that a text is given.
+    """
+    found = _compiled(text)
+    if isinstance(found, str):
+        raise BadFilter(found)
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _compiled(text: str) -> Filter | str:
+    """What is wrong with a text is remembered too: it takes as long to find out."""
     try:
         tree = parse(text)
+        return _filter_of(tree, render(tree))
     except NotCel as error:
-        raise BadFilter(f"the filter is not CEL: {error}") from None
-    return _filter_of(tree, render(tree))
+        return f"the filter is not CEL: {error}"
+    except BadFilter as error:
+        return error.message
 
 
 @lru_cache(maxsize=1024)
@@ -151,7 +167,8 @@ def _filter_of(tree: Node, text: str) -> Filter:
 
 
 def _check_patterns(tree: Node) -> None:
-    """Refuse regular expressions that are large, computed, or none."""
+    """Refuse regular expressions that are large, computed, or none. All are counted before any is compiled."""
+    patterns: list[Literal] = []
     for node in _all_nodes(tree):
         if not isinstance(node, Call) or node.function != "matches":
             continue
@@ -165,8 +182,10 @@ def _check_patterns(tree: Node) -> None:
             raise BadFilter(
                 f"matches takes a text of at most {PATTERN_LENGTH_MAX} characters without counts in braces"
             )
-        if pattern_steps(pattern.value) > STEPS_MAX:
-            raise BadFilter("the regular expression is too costly: use fewer classes and ranges")
+        patterns.append(pattern)
+    if sum(pattern_steps(str(pattern.value)) for pattern in patterns) > STEPS_MAX:
+        raise BadFilter("the regular expressions are too costly: use fewer classes and ranges")
+    for pattern in patterns:
         try:
             cel.evaluate(f'"".matches({render(pattern)})')
         except Exception as error:
