@@ -7,14 +7,17 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
+from threading import Thread
 from urllib.parse import quote
 
 from benchmarks import rest
 from benchmarks.hostile_client import (
     TOKEN,
+    body_of,
     command,
     connected,
     drained,
+    expect,
     frame,
     post,
     request,
@@ -107,9 +110,9 @@ def _filter(payload_bytes: int) -> Step:
         payload = {"tags": ["x" * 4] * (payload_bytes // 8), "wanted": "y"}
         text = "message.payload.tags.exists(t, t == message.payload.wanted)"
         with websocket(assault.port) as made:
-            drained(made)
             made.sendall(command(type="subscribe", topic=TOPIC, client_id="f", filter=text))
-            time.sleep(0.2)
+            expect(made, ACKNOWLEDGED)
+            drained(made)
             post(assault.port, MESSAGES, json.dumps([{"payload": payload}] * 2).encode())
             time.sleep(assault.seconds)
 
@@ -132,6 +135,8 @@ def _stalled(path: str, accept: str) -> Step:
             for _ in assault.times(40):
                 made = readers.enter_context(connected(assault.port, receive_bytes=4096))
                 tolerantly(partial(made.sendall, request("GET", path, Accept=accept)))
+                # The head of the answer, and nothing more from then on.
+                expect(made, b" 200 ", b" 503 ", within_s=0.001)
             time.sleep(assault.seconds)
 
     return run
@@ -162,12 +167,102 @@ def _wrong_keys(assault: Assault) -> None:
 
 
 def _queries(assault: Assault) -> None:
+    asked = []
     with ExitStack() as senders:
         for number in assault.times(8):
             where = quote(GREEDY if number % 2 else ENDLESS)
             made = senders.enter_context(connected(assault.port))
             made.sendall(request("GET", f"/tables/{TABLE}?where={where}"))
+            asked.append(made)
         time.sleep(assault.seconds)
+        for made in asked:
+            # 422 is for what took too much, as long as it says so.
+            expect(made, b" 200 ", b" 422 ", b" 429 ", b" 503 ", within_s=0.01)
+
+
+def _check_table(assault: Assault) -> None:
+    """A query that is like the others and soon answered."""
+    with connected(assault.port) as made:
+        made.sendall(request("GET", f"/tables/{TABLE}?where={quote(ENDLESS)}%20and%20false"))
+        expect(made, b" 200 ")
+
+
+def _many_headers(assault: Assault) -> None:
+    """Heads of 60 KB of the shortest headers that there are, each answered, again and again."""
+    head = b"GET /topics HTTP/1.1\r\nHost: 127.0.0.1\r\n" + b"a:\r\n" * 15_000 + b"\r\n"
+    ends_at = time.monotonic() + assault.seconds
+    while time.monotonic() < ends_at:
+        with ExitStack() as senders:
+            made = [senders.enter_context(connected(assault.port)) for _ in assault.times(250)]
+            for each in made:
+                tolerantly(partial(each.sendall, head))
+            for each in made:
+                expect(each, b" 401 ", b" 431 ")
+
+
+def _costly_filters(assault: Assault) -> None:
+    """Filters of regular expressions that take long to compile, by ten connections."""
+    one = r'"".matches("(?i)[\u0100-\U0010ffff]")'
+    text = "||".join([one] * 40)
+    with ExitStack() as senders:
+        made = [senders.enter_context(websocket(assault.port)) for _ in range(10)]
+        for number, each in enumerate(made):
+            filters = [f"offset=={10 * number + n}||{text}" for n in assault.times(10)]
+            asked = [
+                command(type="subscribe", topic=TOPIC, client_id="f", filter=filter) for filter in filters
+            ]
+            tolerantly(partial(each.sendall, b"".join(asked)))
+        for each in made:
+            expect(each, b'"BAD_FILTER"', ACKNOWLEDGED)
+        time.sleep(assault.seconds)
+
+
+def _failing_filters(assault: Assault) -> None:
+    """Five filters that fail on every record, when all of it has been decoded."""
+    payload = json.dumps({"items": [{"n": n} for n in range(400)]})
+    with ExitStack() as viewers:
+        for number in range(5):
+            made = viewers.enter_context(websocket(assault.port))
+            text = f"message.payload.items.exists(i, i.name == 'item {number}')"
+            made.sendall(command(type="subscribe", topic=TOPIC, client_id=f"f{number}", filter=text))
+            expect(made, ACKNOWLEDGED)
+            drained(made)
+        one = f'{{"payload":{payload}}}'.encode()
+        for _ in assault.times(60):
+            post(assault.port, MESSAGES, b"[" + b",".join([one] * 20) + b"]")
+
+
+def _wrong_fields(assault: Assault) -> None:
+    """Small calls with bodies of 1 MB, in which every field is wrong."""
+    fields = ",".join(f'"f{number}":1' for number in range(90_000))
+    asked = body_of("/topics", f'{{"name":"x","retention":{{{fields}}}}}'.encode())
+    _at_the_same_time(assault.port, asked, len(assault.times(20)), b" 413 ", b" 422 ")
+
+
+def _lists(assault: Assault) -> None:
+    """Lists of very many small messages, all at the same time."""
+    asked = body_of(MESSAGES, b"[" + b",".join([b'{"payload":1}'] * len(assault.times(60_000))) + b"]")
+    _at_the_same_time(assault.port, asked, len(assault.times(16)), b" 200 ", b" 503 ")
+
+
+def _at_the_same_time(port: int, asked: bytes, count: int, *wanted: bytes) -> None:
+    with ExitStack() as senders:
+        made = [senders.enter_context(connected(port)) for _ in range(count)]
+        sending = [Thread(target=partial(tolerantly, partial(each.sendall, asked))) for each in made]
+        for thread in sending:
+            thread.start()
+        for each in made:
+            expect(each, *wanted)
+
+
+def _list_topics(assault: Assault) -> None:
+    _at_the_same_time(assault.port, request("GET", "/topics"), len(assault.times(10)), b" 200 ")
+
+
+def _create_many_topics(assault: Assault) -> None:
+    names = [f"abuse.many.{number}" for number in assault.times(20_000)]
+    for at in range(0, len(names), 1000):
+        rest.create_topics(assault.port, names[at : at + 1000], token=TOKEN)
 
 
 def _connections(assault: Assault) -> None:
@@ -219,10 +314,16 @@ ABUSES = (
     Abuse("500 bodies that never end, without a key", _bodies(None)),
     Abuse("500 bodies that never end, with a key", _bodies(TOKEN)),
     Abuse("2,000 wrong keys in a burst", _wrong_keys),
-    Abuse("8 table queries, endless and greedy", _queries),
+    Abuse("8 table queries, endless and greedy", _queries, _check_table),
     Abuse("2,000 WebSockets that come and go", _connections),
     Abuse("1,000 requests with headers of 60 KB, pipelined", _long_headers),
     Abuse("400 heads that come byte by byte", _slow_heads),
+    Abuse("250 connections with 15,000 headers each, without a key", _many_headers),
+    Abuse("100 filters that take long to compile", _costly_filters),
+    Abuse("1,200 records on which five filters fail", _failing_filters),
+    Abuse("20 bodies of 1 MB with 90,000 wrong fields", _wrong_fields),
+    Abuse("16 lists of 60,000 messages at the same time", _lists),
+    Abuse("20,000 topics, listed ten times at the same time", _list_topics, _create_many_topics),
 )
 
 

@@ -13,6 +13,10 @@ TOKEN = "the-token-of-the-benchmark"
 TIMEOUT_S = 60.0
 
 
+class UnexpectedAnswer(Exception):
+    """An abuse was answered in a way that makes it another one."""
+
+
 def connected(port: int, *, receive_bytes: int = 0) -> socket.socket:
     made = socket.socket()
     if receive_bytes:
@@ -30,12 +34,28 @@ def request(method: str, path: str, *, token: str | None = TOKEN, **headers: str
     return ("\r\n".join(lines) + "\r\n\r\n").encode()
 
 
+def body_of(path: str, body: bytes) -> bytes:
+    """The request that posts this JSON."""
+    return request("POST", path, Content_Type="application/json", Content_Length=str(len(body))) + body
+
+
 def post(port: int, path: str, body: bytes) -> None:
-    """Send a JSON body, and wait for the beginning of the answer."""
-    head = request("POST", path, Content_Type="application/json", Content_Length=str(len(body)))
+    """Send a JSON body, and wait for the beginning of the answer, which has to be that it was taken."""
     with connected(port) as made:
-        tolerantly(lambda: made.sendall(head + body))
-        tolerantly(lambda: made.recv(4096))
+        tolerantly(lambda: made.sendall(body_of(path, body)))
+        expect(made, b" 200 ", b" 201 ")
+
+
+def expect(made: socket.socket, *wanted: bytes, within_s: float = TIMEOUT_S) -> None:
+    """Read an answer: it has to begin with a line that has one of these, or an abuse did something else than it says.
+
+    No answer at all, or the end of the connection, is the server's way to defend itself.
+    """
+    made.settimeout(within_s)
+    with suppress(OSError):
+        line = made.recv(4096).partition(b"\r\n")[0]
+        if line and not any(each in line for each in wanted):
+            raise UnexpectedAnswer(f"the server answered {line!r}")
 
 
 def websocket(port: int) -> socket.socket:

@@ -27,7 +27,9 @@ class LocalServer:
 def local_server(python: Path, directory: Path) -> Iterator[LocalServer]:
     """The server whose packages this Python has, on an empty log below ``directory``."""
     port = free_port()
-    write_deltalake(directory / "warehouse" / TABLE, pa.table({"topic": [TOPIC], "offset": [0]}))
+    # With ``ts``, by which the server sorts: without it every query would be refused at once.
+    ts = pa.array([0], pa.timestamp("us", "UTC"))
+    write_deltalake(directory / "warehouse" / TABLE, pa.table({"topic": [TOPIC], "offset": [0], "ts": ts}))
     command = [str(python), "-m", "himalia.cli", "serve", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--log", f"sqlite://{directory / 'log.db'}", "--warehouse", str(directory / "warehouse")]
     command += ["--token", TOKEN, "--no-kernels"]

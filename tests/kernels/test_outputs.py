@@ -335,3 +335,21 @@ class TestTheLimit:
         assert (last["ename"], last["evalue"], last["traceback"][-1]) == ("E", "v", "the end")
         assert sum(map(len, last["traceback"])) < 64 << 10
         assert fold.truncated
+
+
+def test_large_json_stays_as_it_is_where_it_is_only_encoded_again() -> None:
+    """Encoded it is the same, and what is small, or text, is decoded all the same."""
+    large, small = {"n": list(range(20_000))}, {"n": [1]}
+    shown = display({"application/json": large, "application/vnd.x+json": small, "text/plain": ["a", "b"]})
+    plain, [kept] = outputs(shown), folded([shown], keeps_json=True).outputs
+    assert isinstance(kept["data"]["application/json"], msgspec.Raw)
+    assert kept["data"]["application/vnd.x+json"] == small and kept["data"]["text/plain"] == ["a", "b"]
+    assert msgspec.json.decode(msgspec.json.encode([kept])) == plain
+
+
+def test_what_should_be_text_and_is_not_becomes_its_json() -> None:
+    """A notebook takes text or lines of text there, however large it is."""
+    for options in ({}, {"keeps_json": True}):
+        [shown] = folded([display({"text/plain": {"n": [[]] * 20_000}})], **options).outputs
+        assert isinstance(shown["data"]["text/plain"], str)
+        assert msgspec.json.decode(shown["data"]["text/plain"]) == {"n": [[]] * 20_000}

@@ -87,6 +87,9 @@ class Listener:
 
     def end_of_input(self) -> None: ...
 
+    def may_keep(self, size: int) -> bool:
+        return True
+
     def disconnected(self) -> None:
         self.is_connected = False
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from himalia.errors import TooManyConnections
 from himalia.server.admission import (
     LOOPBACK_FACTOR,
     Admission,
@@ -51,9 +52,33 @@ def test_who_has_shown_a_key_does_not_count_for_its_address() -> None:
     """A known connection is neither counted nor closed for a new one, however many there are."""
     admission, aborted = Admission(100, 2), list[str]()
     for _ in range(50):
-        admit(admission, "10.0.0.1", aborted).identified()
+        admit(admission, "10.0.0.1", aborted).identified("key:a")
     admit(admission, "10.0.0.1", aborted, "a")
     assert (aborted, admission.count, admission.anonymous_count) == ([], 51, 1)
+
+
+def test_a_caller_does_not_take_all_places() -> None:
+    """The last of them are for others; a connection that it may not have can make room, and one that ends does."""
+    admission, aborted = Admission(16, 100), list[str]()
+    mine = [admit(admission, "10.0.0.1", aborted) for _ in range(15)]
+    for one in mine[:14]:
+        one.identified("key:greedy")
+        one.identified("key:greedy")
+    with pytest.raises(TooManyConnections, match="'key:greedy' has 14 connections open"):
+        mine[14].identified("key:greedy")
+    assert admission.anonymous_count == 1
+    admit(admission, "10.0.0.2", aborted, "other").identified("key:other")
+    mine[0].closed()
+    mine[0].closed()
+    mine[0].identified("key:greedy")  # by a request that was still under way
+    mine[14].identified("key:greedy")
+    # A connection may change its caller.
+    mine[14].identified("key:other")
+    admit(admission, "10.0.0.1", aborted).identified("key:greedy")
+    assert (aborted, admission.anonymous_count, admission.count) == ([], 0, 16)
+    for one in mine:
+        one.closed()
+    assert dict(admission._of_caller) == {"key:other": 1, "key:greedy": 1}
 
 
 def test_who_is_being_answered_is_the_last_to_make_room() -> None:
@@ -71,11 +96,11 @@ def test_who_is_being_answered_is_the_last_to_make_room() -> None:
 def test_a_full_server_closes_the_longest_idle_without_a_key_or_refuses() -> None:
     """Known connections keep their places; where all are known, a new one is refused."""
     admission, aborted = Admission(2, 100), list[str]()
-    admit(admission, "10.0.0.1", aborted, "known").identified()
+    admit(admission, "10.0.0.1", aborted, "known").identified("key:a")
     admit(admission, "10.0.0.2", aborted, "anonymous")
     newest = admit(admission, "10.0.0.3", aborted, "newest")
     assert (aborted, admission.count) == (["anonymous"], 2)
-    newest.identified()
+    newest.identified("key:b")
     assert admission.admit("10.0.0.4") is None
     newest.closed()
     newest.closed()
@@ -89,8 +114,8 @@ def test_places_are_given_back() -> None:
     for number in range(500):
         admitted = admit(admission, f"10.0.{number % 256}.{number % 7}", aborted)
         if number % 2:
-            admitted.identified()
-            admitted.identified()
+            admitted.identified("key:a")
+            admitted.identified("key:a")
         admitted.closed()
     assert (admission.count, admission.anonymous_count, admission._of_group, aborted) == (0, 0, {}, [])
 

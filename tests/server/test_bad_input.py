@@ -841,3 +841,16 @@ def test_a_client_that_never_reads_its_answers_is_not_read_either(
             assert raw.hear()["type"] == "pong"
             answered += 1
     other.close()
+
+
+def test_a_body_of_fields_is_small(server: RunningServer) -> None:
+    """What is checked at one stroke has at most 64 KiB, and the first of many wrong fields are named."""
+    with server.http() as http:
+        many = {"name": "many", "retention": {f"f{n}": 1 for n in range(3000)}}
+        answer = http.post("/topics", json=many)
+        assert answer.status_code == 422
+        assert answer.json()["error"]["message"].count("retention.") == 5
+        assert answer.json()["error"]["message"].endswith("; and 2995 more")
+        many["retention"] = {f"f{n}": 1 for n in range(30_000)}  # type: ignore[dict-item]
+        answer = http.post("/topics", json=many)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (413, "MESSAGE_TOO_LARGE")

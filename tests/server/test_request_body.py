@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import select
+import struct
 import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
 from tests.server.process import ServerProcess
-from tests.server.raw import Wire, until
+from tests.server.raw import CLOSE, CONT, TEXT, RawWebSocket, Wire, frame, until
 from tests.serving import RunningServer
 
 Serve = Callable[..., RunningServer]
@@ -278,3 +281,34 @@ def test_a_large_list_takes_turns_with_everything_else(serve: Serve) -> None:
     spent = server.on_loop(lambda: turns[-1] - turns[0])
     longest = max(later - earlier for earlier, later in pairwise(turns))
     assert longest < spent / 8, (longest, spent)
+
+
+def test_messages_that_are_not_whole_count_in_the_same_budget(serve: Serve) -> None:
+    """Frames and fragments of WebSockets too: beyond the budget a connection is told and closed, others live on."""
+    server = serve(auth=False, bodies_bytes_max=2 * MIB)
+    server.create("orders")
+    part = frame(b"x" * 900_000)[:800_000]
+    fragments = b"".join(frame(b"x" * 100_000, TEXT if n == 0 else CONT, fin=False) for n in range(8))
+    held = server.broker.bodies
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(RawWebSocket(server)) for _ in range(6)]
+        for number, ws in enumerate(sockets):
+            ws.send(part if number % 2 else fragments)
+        told = until(lambda: select.select([ws.socket for ws in sockets], [], [], 0)[0])
+        assert server.on_loop(lambda: held.used_bytes) <= 2 * MIB
+        for ws in [ws for ws in sockets if ws.socket in told]:
+            assert ws.hear()["error"]["code"] == "TOO_MANY_BODIES"
+            assert ws.next_frame() == (CLOSE, struct.pack("!H", 1013) + b"TOO_MANY_BODIES")
+        small = {"type": "publish", "topic": "orders", "message": {"id": str(uuid4()), "payload": 1}}
+        with RawWebSocket(server) as another:
+            assert another.ask(**small)["type"] == "ack"
+    until(lambda: server.on_loop(lambda: held.used_bytes) == 0)
+
+
+def test_a_message_that_never_ends_is_given_up(serve: Serve) -> None:
+    """A WebSocket message has as long as the body of a request."""
+    server = serve(auth=False, body_timeout_s=0.3, heartbeat_s=0.1, heartbeat_timeout_s=60)
+    with RawWebSocket(server) as ws:
+        ws.send(frame(b"x" * 900_000)[:500_000])
+        assert ws.hear()["error"]["code"] == "BODY_TIMEOUT"
+        assert ws.next_frame() == (CLOSE, struct.pack("!H", 1008) + b"BODY_TIMEOUT")

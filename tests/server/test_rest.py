@@ -108,7 +108,7 @@ def test_a_topic_that_cannot_be_is_422(http: httpx.Client, body: Any) -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"{", b'{"name":', b"\xff", b'{"name":"\xff"}', b"[" * 100_000, b'{"name":"a"}x', b"NaN"],
+    [b"", b"{", b'{"name":', b"\xff", b'{"name":"\xff"}', b"[" * 50_000, b'{"name":"a"}x', b"NaN"],
     ids=lambda body: repr(body[:20]),
 )
 def test_a_body_that_is_not_json_is_422(http: httpx.Client, body: bytes) -> None:

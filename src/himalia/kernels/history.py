@@ -32,11 +32,18 @@ from himalia.record import Record
 
 CHUNK_RECORDS = 1000
 CHUNK_BYTES = 1 << 20
+FOLDED_AT_ONCE_BYTES = 64 << 10
 WINDOW_MIN = 250
 """Records looked at first in a search back from the end; each further window is twice as large, up to a chunk's
 fourfold, so that what is near costs little and what is far few reads."""
 WINDOW_MAX = 4 * CHUNK_RECORDS
 
+
+class _Counted(msgspec.Struct, gc=False):
+    execution_count: Any = None
+
+
+_decode_counted = msgspec.json.Decoder(_Counted).decode
 _IOPUB_CHANNELS = frozenset(str(channel) for channel in Channel)
 
 
@@ -47,12 +54,21 @@ class ExecutionFold:
     whatever a kernel wrote.
     """
 
-    def __init__(self, request_id: str, *, kernel_id: str, topic: str, bytes_max: int = BYTES_MAX) -> None:
+    def __init__(
+        self,
+        request_id: str,
+        *,
+        kernel_id: str,
+        topic: str,
+        bytes_max: int = BYTES_MAX,
+        keeps_json: bool = False,
+    ) -> None:
+        """``keeps_json`` as in ``OutputFold``."""
         self.request_id = request_id
         self._kernel_id = kernel_id
         self._topic = topic
         self._record_id = stored_id(request_id)
-        self._fold = OutputFold(bytes_max=bytes_max)
+        self._fold = OutputFold(bytes_max=bytes_max, keeps_json=keeps_json)
         self._counts: Counter[str] = Counter()
         self._offset: int | None = None
         self._end = 0
@@ -204,7 +220,11 @@ class ExecutionFold:
         self._read_count(content)
 
     def _read_result(self, message: KernelMessage) -> None:
-        self._read_count(message.decoded_content())
+        try:
+            count = _decode_counted(message.content).execution_count
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return
+        self._read_count({"execution_count": count})
 
     def _read_error(self, message: KernelMessage) -> None:
         self._error = _error_of(message.decoded_content()) or self._error
@@ -238,6 +258,7 @@ async def read_execution(
     *,
     late: bool = False,
     bytes_max: int = BYTES_MAX,
+    keeps_json: bool = False,
 ) -> ExecutionResult:
     """The result of a request, from the records of its topic that begin at ``start``.
 
@@ -249,13 +270,19 @@ async def read_execution(
     Reads chunk by chunk, only what lies between ``start`` and the close, and gives way to the event loop
     between chunks. Raises ``TopicNotFound``; ``EpochChanged`` if the topic was replaced meanwhile.
     """
-    fold = ExecutionFold(request_id, kernel_id=kernel_id, topic=topic, bytes_max=bytes_max)
+    fold = ExecutionFold(
+        request_id, kernel_id=kernel_id, topic=topic, bytes_max=bytes_max, keeps_json=keeps_json
+    )
     info = await log.info(topic)
     while start < info.end:
         chunk = await _read(log, topic, start, CHUNK_RECORDS, info.epoch)
         if chunk.first > start:
             fold.miss()
-        start = _add_chunk(fold, chunk, info.end, late=late)
+        if sum(len(record.payload) for record in chunk.records) > FOLDED_AT_ONCE_BYTES:
+            # Decoding so much takes a while: not on the event loop. One chunk at a time, so by one thread at a time.
+            start = await asyncio.to_thread(_add_chunk, fold, chunk, info.end, late=late)
+        else:
+            start = _add_chunk(fold, chunk, info.end, late=late)
     return fold.result()
 
 

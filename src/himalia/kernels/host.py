@@ -250,8 +250,13 @@ class KernelHost:
 
     # Executions
 
-    async def result(self, kernel_id: str, request_id: str, *, late: bool = False) -> ExecutionResult:
-        """What became of a request, from the log: also while it runs, and after its kernel is gone."""
+    async def result(
+        self, kernel_id: str, request_id: str, *, late: bool = False, keeps_json: bool = False
+    ) -> ExecutionResult:
+        """What became of a request, from the log: also while it runs, and after its kernel is gone.
+
+        ``keeps_json`` for a result that is only to be encoded: see ``OutputFold``.
+        """
         log, topic = self._manager.log, TOPIC_PREFIX + kernel_id
         kernel = self.kernels.get(kernel_id)
         start = kernel.runner.offset_of(request_id) if kernel is not None else None
@@ -265,7 +270,9 @@ class KernelHost:
                 f"kernel {kernel_id} has no request {request_id!r}, or the log no longer keeps it",
                 request_id=request_id,
             )
-        return await read_execution(log, topic, kernel_id, request_id, start, late=late)
+        return await read_execution(
+            log, topic, kernel_id, request_id, start, late=late, keeps_json=keeps_json
+        )
 
     # Coming back
 

@@ -22,6 +22,8 @@ OUTPUT_BYTES = 200
 """What an output counts for beside its content: empty ones must not be free."""
 ERROR_BYTES_MAX = 64 << 10
 """What the first error may take beyond the limit: why a cell failed matters more than what it printed."""
+RAW_BYTES_MIN = 16 << 10
+"""A smaller value costs more to keep as it is than to decode."""
 MARKER = "[output cut here: it is over {limit} bytes; the kernel's topic has all of it]"
 
 _JSON_TYPE = re.compile(r"application/(.*\+)?json\Z")
@@ -37,8 +39,8 @@ class _Transient(msgspec.Struct, gc=False):
 
 
 class _Display(msgspec.Struct):
-    data: dict[str, Any]
-    metadata: dict[str, Any] | None = None
+    data: dict[str, msgspec.Raw]
+    metadata: msgspec.Raw = msgspec.Raw(b"null")
     transient: _Transient | None = None
     execution_count: int | None = None
 
@@ -61,6 +63,8 @@ _decode_stream = msgspec.json.Decoder(_Stream).decode
 _decode_display = msgspec.json.Decoder(_Display).decode
 _decode_error = msgspec.json.Decoder(_Error).decode
 _decode_clear = msgspec.json.Decoder(_Clear).decode
+_decode_text = msgspec.json.Decoder(str | list[str]).decode
+_decode_metadata = msgspec.json.Decoder(dict[str, Any] | None).decode
 
 
 class _Text:
@@ -103,10 +107,14 @@ class OutputFold:
     At most about ``bytes_max`` are kept. Text beyond is cut between two characters, a display that does not fit
     is replaced, each with a marker that says so; when there is no room at all, later output is left out until a
     ``clear_output`` makes some. The first error is kept in any case, shortened.
+
+    With ``keeps_json`` large values of JSON types, and large metadata, stay ``msgspec.Raw``: a result that is only to
+    be encoded again need not be made into objects first, which stops the whole process for as long as it takes.
     """
 
-    def __init__(self, *, bytes_max: int = BYTES_MAX) -> None:
+    def __init__(self, *, bytes_max: int = BYTES_MAX, keeps_json: bool = False) -> None:
         self._bytes_max = bytes_max
+        self._keeps_json = keeps_json
         self._size_bytes = 0
         self._items: list[_Text | _Shown] = []
         self._displays: dict[str | int, list[_Shown]] = {}
@@ -220,9 +228,27 @@ class OutputFold:
             self._truncated = True
             fields["data"], fields["metadata"] = {"text/plain": self._marker()}, {}
             return OUTPUT_BYTES
-        fields["data"] = {kind: _as_mime(kind, value) for kind, value in display.data.items()}
-        fields["metadata"] = display.metadata or {}
+        fields["data"] = {kind: self._as_mime(kind, value) for kind, value in display.data.items()}
+        fields["metadata"] = self._as_metadata(display.metadata)
         return OUTPUT_BYTES + content_bytes
+
+    def _as_mime(self, kind: str, value: msgspec.Raw) -> Any:
+        """A value as nbformat allows it: anything for JSON types, text or lines of text for all others."""
+        if _JSON_TYPE.match(kind):
+            return value if self._stays_raw(value) else msgspec.json.decode(value)
+        try:
+            return _decode_text(value)
+        except msgspec.ValidationError:
+            compact = value if self._stays_raw(value) else msgspec.json.encode(msgspec.json.decode(value))
+            return bytes(compact).decode()
+
+    def _as_metadata(self, value: msgspec.Raw) -> Any:
+        if self._stays_raw(value) and bytes(value[:1]) == b"{":
+            return value
+        return _decode_metadata(value) or {}
+
+    def _stays_raw(self, value: msgspec.Raw) -> bool:
+        return self._keeps_json and len(value) > RAW_BYTES_MIN
 
     def _show_display(self, fields: Output, message: KernelMessage) -> None:
         display = _decode_display(message.content)
@@ -281,12 +307,3 @@ class OutputFold:
 def natural(count: int | None) -> int | None:
     """An execution count as nbformat has it, which knows none below zero."""
     return count if count is not None and count >= 0 else None
-
-
-def _as_mime(kind: str, value: Any) -> Any:
-    """A value as nbformat allows it: anything for JSON types, text or lines of text for all others."""
-    if isinstance(value, str) or _JSON_TYPE.match(kind):
-        return value
-    if isinstance(value, list) and all(isinstance(line, str) for line in value):
-        return value
-    return msgspec.json.encode(value).decode()

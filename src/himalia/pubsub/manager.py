@@ -422,6 +422,7 @@ class PubSubManager:
     def _end(self, topic: Topic) -> None:
         """The topic is gone: let its subscribers go, and tell them."""
         self._gone.append(topic.epoch)
+        told: list[Outlet] = []
         for cursor in topic.cursors:
             subscriber, outlet = cursor.subscriber, cursor.subscriber.outlet
             self._unfollow(cursor)
@@ -430,7 +431,16 @@ class PubSubManager:
             if not subscriber.follows_pattern:
                 self._remove(subscriber)
             outlet.gather(outlet.codec.topic_deleted(topic.name, subscriber.client_id))
-            outlet.flush()
+            told.append(outlet)
+        self._flush_all(told)
+
+    def _flush_all(self, outlets: list[Outlet]) -> None:
+        """Write what was gathered, in turns: each is a call of the operating system."""
+        while outlets:
+            outlets.pop().flush()
+            if self.turns.is_over():
+                self.turns.later(partial(self._flush_all, outlets))
+                return
 
     async def _sample(self) -> None:
         while True:

@@ -37,8 +37,9 @@ async def identify(scope: Scope, broker: Broker) -> Principal:
     """The caller of this request, authenticated once and then kept in the scope; ``Unauthorized`` if there is none."""
     state: dict[str, Any] = scope.setdefault("state", {})
     if (known := state.get("principal")) is None:
-        known = state["principal"] = await broker.authenticate(scope)
-        admission.identified(scope)
+        known = await broker.authenticate(scope)
+        admission.identified(scope, known.name)
+        state["principal"] = known
     principal: Principal = known
     return principal
 

@@ -2,7 +2,7 @@
 
 A connection counts as anonymous until a request on it has authenticated. Where a limit is reached, the anonymous
 connection that has been idle longest makes room for the new one, so that sockets which say nothing cannot keep out a
-client that has something to say.
+client that has something to say. From then on it counts for its caller, who cannot have the last ones.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from ipaddress import IPv6Address, ip_address, ip_network
 
 from starlette.types import Scope
 
+from himalia.errors import TooManyConnections
 from himalia.server.logs import RareWarnings
 
 logger = logging.getLogger("himalia.server")
@@ -24,6 +25,8 @@ STATE_KEY = "connection"
 """Where ``scope["state"]`` has the connection of a request."""
 HTTP_CONNECTIONS_SPARE = 1000
 """Plain HTTP connections beside those that connections_max counts, so that operators still get through."""
+CALLER_SHARE = 8
+"""One place in so many, but at most half of the spare ones, is for other callers than the one that has most."""
 LOOPBACK_FACTOR = 4
 """A proxy in front of the server, and every program of this machine, share the loopback address."""
 DESCRIPTORS_MAX = 1 << 20
@@ -48,19 +51,22 @@ class Refusal(StrEnum):
 class Admitted:
     """One open connection. Whoever holds the transport calls ``closed`` when it is lost."""
 
-    __slots__ = ("_admission", "abort", "busy", "group", "open")
+    __slots__ = ("_admission", "abort", "busy", "caller", "group", "open")
 
     def __init__(self, admission: Admission, group: str) -> None:
         self._admission = admission
         self.group = group
+        self.caller: str | None = None
+        """Who has authenticated on it last."""
         self.abort: Callable[[], object] | None = None
         self.busy = False
         """Whether a request is being answered: such a connection is the last to make room for another."""
         self.open = True
 
-    def identified(self) -> None:
-        """A request on this connection has shown a valid key."""
-        self._admission.forget_anonymous(self)
+    def identified(self, caller: str) -> None:
+        """A request on this connection has shown a valid key; ``TooManyConnections`` if its caller has too many."""
+        if self.open and caller != self.caller:
+            self._admission.identify(self, caller)
 
     def closed(self) -> None:
         """May be called more than once."""
@@ -81,6 +87,8 @@ class Admission:
         # The oldest first; each connection is in both as long as it is anonymous.
         self._anonymous: dict[Admitted, None] = {}
         self._of_group: dict[str, dict[Admitted, None]] = {}
+        self._of_caller: Counter[str] = Counter()
+        self._caller_max = connections_max - min(HTTP_CONNECTIONS_SPARE // 2, connections_max // CALLER_SHARE)
         self._warnings = RareWarnings(logger)
 
     @property
@@ -144,16 +152,37 @@ class Admission:
             if not members:
                 del self._of_group[admitted.group]
 
+    def identify(self, admitted: Admitted, caller: str) -> None:
+        """It is this caller's from now on. One that the caller may not have stays as it is, and can make room."""
+        if self._of_caller[caller] >= self._caller_max:
+            raise TooManyConnections(
+                f"{caller!r} has {self._of_caller[caller]} connections open; the last of {self.connections_max} are "
+                "kept for others",
+                limit=self._caller_max,
+            )
+        self.forget_anonymous(admitted)
+        self._forget_caller(admitted)
+        admitted.caller = caller
+        self._of_caller[caller] += 1
+
+    def _forget_caller(self, admitted: Admitted) -> None:
+        caller = admitted.caller
+        if caller is not None:
+            self._of_caller[caller] -= 1
+            if not self._of_caller[caller]:
+                del self._of_caller[caller]
+
     def release(self, admitted: Admitted) -> None:
         self._count -= 1
         self.forget_anonymous(admitted)
+        self._forget_caller(admitted)
 
 
-def identified(scope: Scope) -> None:
-    """Note on the connection of this request that its caller is known; nothing on another ASGI server."""
+def identified(scope: Scope, caller: str) -> None:
+    """Note on the connection of this request whose it is; nothing on another ASGI server."""
     admitted = scope.get("state", {}).get(STATE_KEY)
     if isinstance(admitted, Admitted):
-        admitted.identified()
+        admitted.identified(caller)
 
 
 def abort(scope: Scope) -> bool:

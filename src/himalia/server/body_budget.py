@@ -36,6 +36,10 @@ class Hold:
         """Hold so many bytes more at once, or fail: bodies that wait while they hold something could wait for ever."""
         self._budget.take_now(self, size)
 
+    def extend_fairly(self, size: int) -> None:
+        """As ``extend``, but within the share of one caller, for what does not wait for room."""
+        self._budget.take_share_now(self, size)
+
     def release(self) -> None:
         """May be called more than once."""
         self._budget.give_back(self)
@@ -105,6 +109,14 @@ class BodyBudget:
             raise TooManyBodies(
                 f"bodies that are being received take {self._used} bytes, of {self.bytes_max} at most, and this one "
                 "needs more; try again later, or send less at a time"
+            )
+        self._give(hold, size)
+
+    def take_share_now(self, hold: Hold, size: int) -> None:
+        if not self._is_small(hold, size) and not self._fits(hold, size):
+            raise TooManyBodies(
+                f"{self._used} bytes are being received, of {self.bytes_max} at most, "
+                f"{self._used_by[hold.caller]} of them from {hold.caller!r}; try again later, or send less at a time"
             )
         self._give(hold, size)
 

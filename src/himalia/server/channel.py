@@ -6,7 +6,7 @@ import asyncio
 from abc import abstractmethod
 from collections.abc import Callable
 
-from himalia.errors import HimaliaError, SlowConsumer, Unauthorized
+from himalia.errors import BodyTimeout, HimaliaError, SlowConsumer, TooManyBodies, Unauthorized
 from himalia.pubsub import Outlet
 from himalia.server.codecs import WEBSOCKET
 
@@ -14,6 +14,7 @@ CLOSE_POLICY_VIOLATION = 1008
 CLOSE_INTERNAL_ERROR = 1011
 CLOSE_GOING_AWAY = 1001
 CLOSE_SERVICE_RESTART = 1012
+CLOSE_TRY_AGAIN_LATER = 1013
 CLOSE_UNAUTHORIZED = 4401
 """What let the peer in has ended: its key was removed, replaced or has expired, its session was revoked."""
 
@@ -58,8 +59,16 @@ class Channel(Outlet):
         """End the connection now."""
 
     def close(self, error: HimaliaError) -> None:
-        if isinstance(error, SlowConsumer):
-            code = CLOSE_POLICY_VIOLATION
-        else:
-            code = CLOSE_UNAUTHORIZED if isinstance(error, Unauthorized) else CLOSE_INTERNAL_ERROR
-        self.shut(code, str(error.code))
+        self.shut(_close_code(error), str(error.code))
+
+
+def _close_code(error: HimaliaError) -> int:
+    match error:
+        case SlowConsumer() | BodyTimeout():
+            return CLOSE_POLICY_VIOLATION
+        case TooManyBodies():
+            return CLOSE_TRY_AGAIN_LATER
+        case Unauthorized():
+            return CLOSE_UNAUTHORIZED
+        case _:
+            return CLOSE_INTERNAL_ERROR

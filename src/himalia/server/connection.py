@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING
 
 from himalia.errors import (
     BadRequest,
+    BodyTimeout,
     HimaliaError,
     InternalError,
     MessageTooLarge,
     RateLimited,
     ShuttingDown,
+    TooManyBodies,
     TooManySubscriptions,
     Unauthorized,
 )
@@ -31,6 +33,7 @@ from himalia.protocol import (
 )
 from himalia.pubsub import Subscriber
 from himalia.record import Draft, format_ts, now_us
+from himalia.server.body_budget import Hold
 from himalia.server.caller_usage import Place
 from himalia.server.channel import Channel
 from himalia.server.codecs import WEBSOCKET, error_message
@@ -44,6 +47,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("himalia.connection")
 
+INPUT_BYTES_FREE = 64 * 1024
+"""What each connection may keep of a message that is not whole without a place in the budget of bodies."""
 COMMANDS_WAITING_MAX = 64
 WAITING_BYTES_LARGE = 16 * 1024
 # Written out because a busy publisher gets thousands of these a second.
@@ -74,6 +79,8 @@ class Connection:
         "_drafter",
         "_flushing",
         "_in_flight",
+        "_input",
+        "_input_since",
         "_next_ping",
         "_pinged_at",
         "_place",
@@ -108,6 +115,9 @@ class Connection:
         self._refilled_at = channel.last_seen
         self._next_ping = channel.last_seen + broker.settings.heartbeat_s
         self._pinged_at: float | None = None
+        # What a message that is not whole holds of the budget of bodies, and since when.
+        self._input: Hold | None = None
+        self._input_since = 0.0
         channel.on_writable = self._resume_reading
         broker.connections[self] = None
         principal.credential.watch(self._credential_ended)
@@ -157,9 +167,40 @@ class Connection:
         if self._broker.is_full or self.channel.paused:
             self._hold_reading()
 
+    def may_keep(self, size: int) -> bool:
+        """Whether so many bytes of messages that are not whole may be kept; if not, the connection ends.
+
+        Beyond a little they count as the bodies of requests do.
+        """
+        if size <= INPUT_BYTES_FREE:
+            self._release_input()
+            return True
+        if self._input is None:
+            self._input = self._broker.bodies.hold(self.principal.name)
+            self._input_since = asyncio.get_running_loop().time()
+        try:
+            self._input.extend_fairly(max(0, size - self._input.bytes))
+        except TooManyBodies as error:
+            self._end_input(error)
+            return False
+        return True
+
+    def _end_input(self, error: HimaliaError) -> None:
+        """A message is given up before it is whole, and the connection with it."""
+        self._release_input()
+        self._broker.metrics.count_error(error.code)
+        self.channel.gather(WEBSOCKET.error(error))
+        self.channel.close(error)
+
+    def _release_input(self) -> None:
+        if self._input is not None:
+            self._input.release()
+            self._input = None
+
     def disconnected(self) -> None:
         """The peer is gone. Idempotent."""
         self.channel.closed = True
+        self._release_input()
         self._waiting.clear()
         self.principal.credential.unwatch(self._credential_ended)
         self._place.release()
@@ -381,6 +422,9 @@ class Connection:
                 )
                 channel.abort()
                 return
+        if self._input is not None and now - self._input_since > settings.body_timeout_s:
+            self._end_input(BodyTimeout(f"a message was not whole after {settings.body_timeout_s:g} s"))
+            return
         if now >= self._next_ping:
             self._next_ping = now + settings.heartbeat_s
             if self._pinged_at is None:

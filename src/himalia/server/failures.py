@@ -23,6 +23,8 @@ from himalia.server.security_headers import security_headers
 
 logger = logging.getLogger("himalia.server")
 
+PROBLEMS_MAX = 5
+"""Wrong fields that are named; a body may have thousands."""
 STATUS = {
     ErrorCode.BAD_REQUEST: 422,
     ErrorCode.BAD_FILTER: 422,
@@ -98,10 +100,14 @@ async def _on_himalia_error(request: Request, error: Exception) -> JSONResponse:
 
 async def _on_invalid_request(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
-    problems = [
-        f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}" for problem in error.errors()
+    problems = error.errors()
+    told = [
+        f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}"
+        for problem in problems[:PROBLEMS_MAX]
     ]
-    return await _on_himalia_error(request, BadRequest("; ".join(problems)))
+    if len(problems) > PROBLEMS_MAX:
+        told.append(f"and {len(problems) - PROBLEMS_MAX} more")
+    return await _on_himalia_error(request, BadRequest("; ".join(told)))
 
 
 async def _on_http_exception(request: Request, error: Exception) -> JSONResponse:

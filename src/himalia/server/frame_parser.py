@@ -108,6 +108,13 @@ class FrameParser:
         self._rest.clear()
         return rest
 
+    def give_up(self) -> None:
+        """Forget the message that is under way; what is still to come of its frame is skipped."""
+        if self._wanted > len(self._rest):
+            self._skip, self._wanted = self._wanted - len(self._rest), 0
+            self._rest = bytearray()
+        self._message = bytearray()
+
     def parse(self, sink: Sink, should_stop: Callable[[], bool]) -> Parsed:
         data, at, size = self._data, self._at, len(self._data)
         wanted, frames, outcome = 0, 0, Parsed.ALL

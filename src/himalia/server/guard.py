@@ -9,9 +9,13 @@ from himalia.errors import HimaliaError
 from himalia.server import access, failures
 from himalia.server.broker import Broker
 from himalia.server.credential_end import run_until_end
+from himalia.server.kernels_api import is_of_code
 from himalia.server.request_body import STATE_KEY as BODY_KEY
 from himalia.server.request_body import RequestBody
 from himalia.server.security_headers import add_security_headers
+
+FIELDS_BYTES_MAX = 64 * 1024
+"""Largest body of a call that takes a few fields, which are checked at one stroke. Publishing has limits of its own."""
 
 
 class Guard:
@@ -48,7 +52,8 @@ class Guard:
             receive,
             self._broker.bodies,
             caller.name,
-            bytes_max=self._broker.frame_bytes_max,
+            self._broker.manager.turns,
+            bytes_max=self._broker.frame_bytes_max if is_of_code(scope["path"]) else FIELDS_BYTES_MAX,
             idle_s=settings.body_idle_timeout_s,
             total_s=settings.body_timeout_s,
         )

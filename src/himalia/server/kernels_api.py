@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from uuid import uuid4
@@ -70,6 +71,14 @@ RESULT: dict[str, Any] = {"model": ExecutionBody, "description": "The request an
 
 KernelId = Annotated[str, PathParameter(description="The kernel's id.", json_schema_extra=KERNEL_ID)]
 RequestId = Annotated[str, PathParameter(description="The request's id.", max_length=256)]
+
+_CODE_PATH = re.compile(r"/api/kernels/[^/]*/(execute|input)\Z")
+
+
+def is_of_code(path: str) -> bool:
+    """Whether a body sent there holds code, or what code asked for: as much as a message."""
+    return _CODE_PATH.match(path) is not None
+
 
 router = APIRouter(prefix="/api", responses=ERRORS, tags=["kernels"], dependencies=SECURITY)
 
@@ -241,7 +250,7 @@ async def get_execution(
     """What became of a request, any number of times: while it runs, and as long as the log keeps it."""
     host = broker.kernels.host
     await require_right(broker.log, caller, Right.SUBSCRIBE, _topic(broker, kernel_id))
-    return _answer(await host.result(kernel_id, request_id, late=late))
+    return await _answer(await host.result(kernel_id, request_id, late=late, keeps_json=True))
 
 
 @router.delete(
@@ -340,11 +349,11 @@ def _body(broker: Broker, kernel: Kernel) -> KernelBody:
 
 async def _outcome(broker: Broker, caller: Principal, kernel_id: str, request_id: str) -> Response:
     """A request for one who may execute: what it printed is only for those who may read the kernel's topic."""
-    result = await broker.kernels.host.result(kernel_id, request_id)
+    result = await broker.kernels.host.result(kernel_id, request_id, keeps_json=True)
     may_read = await has_right(broker.log, caller, Right.SUBSCRIBE, _topic(broker, kernel_id))
-    return _answer(result if may_read else result.without_content())
+    return await _answer(result if may_read else result.without_content())
 
 
-def _answer(result: ExecutionResult) -> Response:
-    # Outputs can be large: they are encoded once, and not checked again.
-    return Response(msgspec.json.encode(result), media_type=JSON)
+async def _answer(result: ExecutionResult) -> Response:
+    # Outputs can be large: they are encoded once, in a thread, and not checked again.
+    return Response(await asyncio.to_thread(msgspec.json.encode, result), media_type=JSON)

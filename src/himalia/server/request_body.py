@@ -8,12 +8,17 @@ from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope
 
 from himalia.errors import BodyTimeout, MessageTooLarge
+from himalia.pubsub.turns import Turns
 from himalia.server.body_budget import BodyBudget
 
 STATE_KEY = "body"
 """Where ``scope["state"]`` has the body of a request."""
 STEP_BYTES = 1 << 20
 """By how much a body that does not say its length grows at first; then by what it has come to."""
+
+
+SMALL_BYTES = 2 * 1024
+"""A body up to this is decoded at once; more of them, in the same moment, one after the other in turns."""
 
 
 class RequestBody:
@@ -29,6 +34,7 @@ class RequestBody:
         receive: Receive,
         budget: BodyBudget,
         caller: str,
+        turns: Turns,
         *,
         bytes_max: int,
         idle_s: float,
@@ -38,6 +44,7 @@ class RequestBody:
         self._declared = _declared_bytes(scope)
         self._budget = budget
         self._hold = budget.hold(caller)
+        self._turns = turns
         self._idle_s = idle_s
         self._total_s = total_s
         self._waited_s = 0.0
@@ -66,6 +73,9 @@ class RequestBody:
         self._received += len(message.get("body", b""))
         if self._received > self._bytes_max and not self._streams:
             raise self._too_large()
+        if self._complete and self._received > SMALL_BYTES:
+            # It is decoded and checked at one stroke when this returns.
+            await self._turns.give_way()
         return message
 
     def keep(self, size: int) -> None:

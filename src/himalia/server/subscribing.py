@@ -26,7 +26,7 @@ async def make_subscriber(
     """The subscription that a ``subscribe`` asks for, or the error that says why not."""
     assert message.topic is not None and message.client_id is not None  # checked when it was decoded
     pattern = check_pattern(message.topic, settings.topic_length_max)
-    start = make_start(message, settings)
+    start = await make_start(message, settings, turns)
     _check_rights(principal, pattern)
     compiled = None if message.filter is None else await compile_checked(message.filter, settings, turns)
     if abs(message.priority) > PRIORITY_MAX:
@@ -71,7 +71,7 @@ def _limit(limit: int | None, settings: Settings) -> int:
     return limit
 
 
-def make_start(message: ClientMessage, settings: Settings) -> Start:
+async def make_start(message: ClientMessage, settings: Settings, turns: Turns) -> Start:
     """Where a subscription begins; at most one of ``last_n``, ``from`` and ``since``."""
     given = [name for name in ("last_n", "start", "since") if getattr(message, name) is not None]
     if len(given) > 1:
@@ -85,7 +85,8 @@ def make_start(message: ClientMessage, settings: Settings) -> Start:
     if message.since is not None:
         return Start(since_us=_since(message.since))
     if isinstance(message.start, dict):
-        return Start(positions={topic: _position(topic, at) for topic, at in message.start.items()})
+        positions = {topic: _position(topic, at) async for topic, at in turns.each(message.start.items())}
+        return Start(positions=positions)
     if message.start is not None:
         return Start(offset=_offset(message.start), epoch=message.epoch)
     return Start()

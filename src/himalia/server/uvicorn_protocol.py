@@ -142,9 +142,13 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self._parser.feed(data)
         if self._is_waiting or self._is_held:
             return
+        is_large = self._parser.has_input and self._parser.kept_bytes >= READ_BYTES_LARGE
+        if is_large and self._turns.is_over():
+            self._parse_later()
+            return
         self._parse(connection, self._parser)
         # uvloop reads a socket many times in one turn; a few large frames in each read are much work as well.
-        if len(data) >= READ_BYTES_LARGE and self._turns.is_over():
+        if is_large and self._turns.is_over():
             self._parse_later()
 
     def _receive_unattached(self, data: bytes) -> None:
@@ -171,6 +175,8 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             parser.pongs.clear()
         if not self.close_sent:
             connection.end_of_input()
+            if not connection.may_keep(parser.kept_bytes):
+                parser.give_up()
         if self.transport.is_closing():
             return
         if parsed is Parsed.STOPPED:
@@ -261,6 +267,8 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         connection, self.connection = self.connection, None
+        # This object is in cycles of references; what it has read need not wait until these are collected.
+        self._parser, self._early = None, b""
         super().connection_lost(exc)
         admitted = self.app_state.get(STATE_KEY)
         if isinstance(admitted, Admitted):

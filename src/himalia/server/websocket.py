@@ -26,7 +26,7 @@ async def websocket_endpoint(websocket: WebSocket) -> None:
     try:
         broker.frontier.check(Headers(scope=websocket.scope))
         principal = await broker.authenticate(websocket.scope)
-        admission.identified(websocket.scope)
+        admission.identified(websocket.scope, principal.name)
         place = broker.admit(principal)
     except HimaliaError as error:
         broker.metrics.count_error(error.code)
