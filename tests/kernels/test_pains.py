@@ -732,6 +732,9 @@ async def test_xeus_python(hosting: Hosting) -> None:
 # Leaks
 
 
+SETTLE_LOOKS = 50
+
+
 def descriptors() -> int:
     """Open ones of this process, without what earlier tests left as garbage."""
     gc.collect()
@@ -739,7 +742,10 @@ def descriptors() -> int:
 
 
 async def test_requests_leave_nothing_behind(hosting: Hosting) -> None:
-    """50 requests one after the other leave no more tasks, descriptors, threads or entries than the first did."""
+    """50 requests one after the other leave no more tasks, descriptors, threads or entries than those before them.
+
+    Something that is made once, such as a connection more to read the log by, may be there after one batch of them.
+    """
     await hosting.open()
     kernel = await hosting.start()
 
@@ -748,18 +754,27 @@ async def test_requests_leave_nothing_behind(hosting: Hosting) -> None:
         tasks, threads = len(asyncio.all_tasks()), psutil.Process().num_threads()
         return tasks, descriptors(), threads, stats.active_requests, stats.orphan_messages
 
-    for _ in range(5):
-        await hosting.run(kernel, "print(1)")
-    before = counts()
-    for _ in range(50):
-        await hosting.run(kernel, "print(1)")
-    try:
-        # A file may be open just now; what is left behind stays.
-        await until(lambda: all(after <= was for after, was in zip(counts(), before, strict=True)))
-    except TimeoutError:
-        assert counts() == before
+    async def requests(number: int) -> tuple[int, ...]:
+        """The counts after them, which may have to settle: a file may be open just now."""
+        for _ in range(number):
+            await hosting.run(kernel, "print(1)")
+        seen = [counts()]
+        while len(seen) < SETTLE_LOOKS and any(now > was for now, was in zip(seen[-1], before, strict=True)):
+            await asyncio.sleep(0.1)
+            seen.append(counts())
+        return tuple(map(min, zip(*seen, strict=True)))
+
+    before: tuple[int, ...] = (1 << 30,) * len(counts())
+    before = await requests(5)
+    for _ in range(3):
+        after = await requests(50)
+        if all(now <= was for now, was in zip(after, before, strict=True)):
+            break
+        before = after
+    else:
+        pytest.fail(f"each batch left more behind: {after}")
     stats = kernel.broker.stats()
-    assert (stats.active_requests, stats.orphan_messages) == (0, before[-1])
+    assert stats.active_requests == 0 and stats.orphan_messages <= before[-1]
     assert not kernel.runner.is_busy and kernel.bridge.buffered_bytes == 0
 
 

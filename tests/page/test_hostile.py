@@ -212,10 +212,11 @@ for id in ("{ended}", kernel.get_parent()["header"]["msg_id"]):
 """
 
 
-def test_code_cannot_show_other_code(page: Page, kernel: LiveKernel) -> None:
+def test_code_cannot_show_other_code(watched: Watched, kernel: LiveKernel) -> None:
     """An ``execute_input`` of its own changes the code of no cell, neither its own nor one that has ended."""
     ended = kernel.run("genuine = 1")
     forging = kernel.run(FORGING.format(ended=ended["request_id"]))
+    page = watched.page
     page.goto(kernel.url)
     expect(page.locator(".console[data-ready]")).to_be_visible()
     for result in (ended, forging):
