@@ -460,6 +460,19 @@ async def test_forged_signatures_are_counted_and_not_stored(hosting: Hosting) ->
     assert kernel.wire_faults == {"bad_signature": 10, "unsigned": 1, "short": 2}
 
 
+async def test_messages_that_all_have_one_id_harm_nothing(hosting: Hosting) -> None:
+    """The kernel lives on, all records are one line of JSON, and what follows is there."""
+    fake, kernel = await attached_fake(hosting)
+    said = {"name": "stdout", "text": "again"}
+    _, frames = fake.wire.encode("stream", said, msg_id="the-same", identities=[b"topic"])
+    for _ in range(2000):
+        await fake.publish_frames(frames)
+    await fake.publish("stream", name="stdout", text=" and after")
+    found = await until_recorded(hosting, kernel.id, lambda found: "after" in printed(found))
+    assert printed(found).strip("agin") == " and after" and kernel.is_alive
+    assert all(json.loads(record.payload) and b"\n" not in record.payload for record in found)
+
+
 FORGING = """
 kernel = get_ipython().kernel
 for type in {types!r}:

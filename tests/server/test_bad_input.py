@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,6 +14,7 @@ import pytest
 
 from himalia.protocol import ClientMessage, Message
 from himalia.server.subscribing import PRIORITY_MAX
+from tests.server.process import ServerProcess
 from tests.server.raw import (
     BINARY,
     CLOSE,
@@ -854,3 +857,21 @@ def test_a_body_of_fields_is_small(server: RunningServer) -> None:
         many["retention"] = {f"f{n}": 1 for n in range(30_000)}  # type: ignore[dict-item]
         answer = http.post("/topics", json=many)
         assert (answer.status_code, answer.json()["error"]["code"]) == (413, "MESSAGE_TOO_LARGE")
+
+
+@pytest.mark.slow
+def test_pings_whose_answers_are_not_read_take_no_memory(tmp_path: Path) -> None:
+    """A peer that sends pings and reads nothing is not read either, when its answers wait."""
+    with (
+        ServerProcess(tmp_path, "--no-auth", "--no-kernels") as server,
+        RawWebSocket(server, receive_bytes=4096) as ws,  # type: ignore[arg-type]
+    ):
+        ws.ask(type="ping")
+        before = server.memory_bytes()
+        ws.socket.settimeout(1.0)
+        pings, sent = frame(b"x" * 100, PING) * 1000, 0
+        with contextlib.suppress(TimeoutError):
+            while sent < 100_000_000:
+                sent += ws.socket.send(pings)
+        assert sent < 100_000_000, "it was read on and on"
+        assert server.memory_bytes() - before < 16_000_000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gzip
 import inspect
 import json
 import logging
@@ -362,6 +363,43 @@ def test_a_request_for_another_protocol_smuggles_no_second_request(
         if apart:
             wire.send(requests(1))
         assert wire.until_end() == b""
+
+
+BODY = b'{"name":"smuggled"}'
+HIDDEN = b"POST /topics HTTP/1.1\r\nHost: localhost\r\nContent-Length: 19\r\n\r\n" + BODY
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        b"Content-Length: 0\r\nContent-Length: 90\r\n",
+        b"Content-Length: 90\r\nTransfer-Encoding: chunked\r\n",
+        b"Transfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n",
+        b"Transfer-Encoding: xchunked\r\n",
+        b"Transfer-Encoding : chunked\r\n",
+        b"Content-Length: +0\r\n",
+        b"X: a\r\n Content-Length: 90\r\n",
+        b"X: a\nContent-Length: 90\r\n",
+        b"X: a\x00b\r\n",
+    ],
+)
+def test_no_second_request_is_smuggled(shared: RunningServer, fields: bytes) -> None:
+    """Where two readers could see the end of a body in two places, there is no next request on that connection."""
+    head = b"POST /topics HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n" + fields
+    with Wire(shared.port) as wire:
+        wire.send(head + b"\r\n0\r\n\r\n" + HIDDEN)
+        answers = wire.until_end()
+    assert answers.count(b"HTTP/1.1 ") == 1 and answers.startswith(b"HTTP/1.1 4"), answers
+    with shared.http() as http:
+        assert "smuggled" not in http.get("/topics").text
+
+
+def test_a_compressed_body_is_not_inflated(shared: RunningServer) -> None:
+    """A few bytes cannot become very many: what is not JSON as it comes is refused."""
+    with shared.http() as http:
+        body = gzip.compress(b'{"name":"' + b"a" * 10_000_000 + b'"}')
+        headers = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
+        assert http.post("/topics", content=body, headers=headers).status_code == 422
 
 
 def test_a_body_of_a_request_for_another_protocol_is_its_body(shared: RunningServer) -> None:

@@ -233,6 +233,12 @@ def test_a_payload_keeps_its_bytes(http: httpx.Client) -> None:
     assert (
         '"payload":{"b":1.10,"a":1e2,"a":12345678901234567890.5}' in http.get("/topics/orders/messages").text
     )
+    long = "7" * 5_001  # more digits than Python itself would read
+    answer = http.post(
+        "/topics/orders/messages", content=f'{{"payload":{long}}}', headers={"Content-Type": JSON}
+    )
+    assert answer.status_code == 200
+    assert f'"payload":{long},' in http.get("/topics/orders/messages", headers={"Accept": NDJSON}).text
 
 
 def test_publishing_a_list(http: httpx.Client) -> None:

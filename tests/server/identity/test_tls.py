@@ -56,3 +56,20 @@ def test_a_certificate_that_cannot_be_used_is_explained(
     files = {"missing": (tmp_path / "no.pem", key), "garbage": (garbage, key), "swapped": (key, cert)}[wrong]
     with pytest.raises(ConfigurationError, match="certificate or key"):
         serve(token=TOKEN, ssl_certfile=files[0], ssl_keyfile=files[1])
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1])
+def test_old_versions_of_tls_are_refused(
+    serve: Serve, certificate: tuple[Path, Path], version: ssl.TLSVersion
+) -> None:
+    """TLS 1.2 is the oldest that is spoken."""
+    server = serve(token=TOKEN, ssl_certfile=certificate[0], ssl_keyfile=certificate[1])
+    client = ssl.create_default_context(cafile=str(certificate[0]))
+    client.set_ciphers("ALL:@SECLEVEL=0")
+    client.minimum_version = client.maximum_version = version
+    with server.raw_socket() as plain, pytest.raises(ssl.SSLError):
+        client.wrap_socket(plain, server_hostname="127.0.0.1")
+    client.minimum_version = client.maximum_version = ssl.TLSVersion.TLSv1_2
+    with server.raw_socket() as plain, client.wrap_socket(plain, server_hostname="127.0.0.1") as spoken:
+        assert spoken.version() == "TLSv1.2"
