@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.up import Up
 from tests.serving import RunningServer
 
 ROOT = Path(__file__).parents[2]
@@ -35,6 +36,21 @@ def without_ids(text: str) -> str:
     return re.sub(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "ID", text)
 
 
+def assert_first_commands_pass(up: Up) -> None:
+    """Beside a server and its pipeline they print what the README shows, and the pipeline is asked for its tables."""
+    environment = {**os.environ, **up.env, "NO_COLOR": "1"}
+    environment["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    for command, output in [*steps(blocks("console")[0]), ("himalia pipeline run --once", None)]:
+        done = subprocess.run(
+            command, shell=True, env=environment, capture_output=True, text=True, timeout=up.deadline_s
+        )
+        assert done.returncode == 0, done.stderr
+        if output is None:
+            assert "a pipeline runs already and has taken in" in done.stdout
+        else:
+            assert without_times(done.stdout) == without_times(output)
+
+
 @pytest.fixture
 def environment() -> dict[str, str]:
     return {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "NO_COLOR": "1"}
@@ -50,6 +66,18 @@ def test_the_commands_print_what_the_readme_shows(server: RunningServer, environ
             command, shell=True, env=environment, capture_output=True, text=True, timeout=60
         )
         assert (without_times(done.stdout), done.returncode) == (without_times(output), 0), done.stderr
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(300)
+def test_the_first_commands_pass_beside_make_run(tmp_path: Path) -> None:
+    """Beside ``himalia up``, as beside the demo (``tests/page/test_up_demo.py``)."""
+    env = {
+        "HIMALIA_RUNTIME_DIR": str(tmp_path / "runtime"),
+        "HIMALIA_WAREHOUSE": str(tmp_path / "warehouse"),
+    }
+    with Up(tmp_path, env=env, deadline_s=200.0) as up:
+        assert_first_commands_pass(up)
 
 
 @pytest.mark.slow

@@ -237,7 +237,8 @@ class TestErasing:
     @pytest.mark.parametrize("is_settled", [True, False])
     async def test_nothing_is_left_in_the_files(self, sqlite: Backend, is_settled: bool) -> None:
         """After a topic was deleted, none of its records' bytes is in the file or in the write-ahead log: while the
-        log is open, when erasing is done; and after it was closed."""
+        log is open, when erasing is done; and after it was closed. (Of records of one size: SQLite may leave parts of
+        others in pages that topics share, see docs/security.md.)"""
         log = await sqlite.open()
         await log.create("kept")
         await log.create("t")

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from tests.cli.up import Up, assert_all_gone
-from tests.docs.test_readme import blocks, steps, without_times
+from tests.docs.test_readme import assert_first_commands_pass
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -138,18 +134,7 @@ def test_the_pipeline_follows_the_log(look: Callable[[str], Page]) -> None:
 
 def test_the_readmes_first_commands_pass_beside_it(demo: Up) -> None:
     """``orders`` is the reader's own topic, and --once waits for the pipeline that runs."""
-    shown = steps(blocks("console")[0])
-    environment = {**os.environ, **demo.env, "NO_COLOR": "1"}
-    environment["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    for command, output in [*shown, ("himalia pipeline run --once", None)]:
-        done = subprocess.run(
-            command, shell=True, env=environment, capture_output=True, text=True, timeout=ALIVE_S
-        )
-        assert done.returncode == 0, done.stderr
-        if output is None:
-            assert "a pipeline runs already and has taken in" in done.stdout
-        else:
-            assert without_times(done.stdout) == without_times(output)
+    assert_first_commands_pass(demo)
 
 
 def test_the_system_is_well(look: Callable[[str], Page]) -> None:
