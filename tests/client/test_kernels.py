@@ -83,6 +83,14 @@ async def test_code_that_fails_is_a_result_too(client: Client, kernel: Kernel) -
     assert done.error.ename == "ZeroDivisionError"
 
 
+async def test_how_long_code_ran(client: Client, kernel: Kernel) -> None:
+    """``run_us`` is the duration of the code, also of one that is too short for the times of the log."""
+    done = await client.execute(kernel.id, "import time; time.sleep(0.02)")
+    assert isinstance(done, Execution)
+    assert done.run_us is not None
+    assert done.run_us >= 20_000
+
+
 async def test_without_waiting_it_is_told_where_to_look(client: Client, kernel: Kernel) -> None:
     """Without ``wait`` the answer says from where in the kernel's topic all of it can be seen."""
     submitted = await client.execute(kernel.id, "print('seen')", wait=False)

@@ -140,9 +140,9 @@ class Kernel(msgspec.Struct, frozen=True, kw_only=True):
     topic: str
     """All that it says and all that happens to it is there."""
     foreign: bool = False
+    """Something else started it; the server only listens."""
     owner: str | None = None
     """The caller who started or attached it."""
-    """Something else started it; the server only listens."""
     responding: bool = True
     queued: int = 0
     active_request: str | None = None
@@ -232,6 +232,8 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
     sent_us: int | None = None
     started_us: int | None = None
     finished_us: int | None = None
+    run_us: int | None = None
+    """How long it ran, by the kernel's own clock where that can be trusted; None if it has not run."""
     counts: dict[str, int] = {}
     offset: int | None = None
     end: int = 0

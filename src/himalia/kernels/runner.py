@@ -72,8 +72,8 @@ class Runner:
         # Closed or not, the one the kernel is busy with: the next is sent when it is done.
         self._active: Request | None = None
         self.closed: Counter[ExecutionStatus] = Counter()
-        self.runs = RunHistogram()
         """How many requests were closed, by their status."""
+        self.runs = RunHistogram()
         self._is_held = True
         self._finish_trace: Callable[[str], None] | None = None
         self._offsets: OrderedDict[str, int] = OrderedDict()
