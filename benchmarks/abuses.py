@@ -245,6 +245,23 @@ def _lists(assault: Assault) -> None:
     _at_the_same_time(assault.port, asked, len(assault.times(16)), b" 200 ", b" 503 ")
 
 
+def _unfinished_lists(assault: Assault) -> None:
+    """Lists of as many tiny messages as a list may have, whose last byte does not come."""
+    text = b",".join([b'{"payload":1}'] * len(assault.times(1_000_000)))
+    asked = body_of(MESSAGES, b"[" + text + b"]")[:-1]
+    with ExitStack() as senders:
+        made = [senders.enter_context(connected(assault.port)) for _ in range(3)]
+        sending = [Thread(target=partial(tolerantly, partial(each.sendall, asked))) for each in made]
+        for thread in sending:
+            thread.start()
+        for thread in sending:
+            thread.join()
+        time.sleep(assault.seconds)
+        for each in made:
+            # Those that were taken wait for their end.
+            expect(each, b" 408 ", b" 503 ", within_s=0.01)
+
+
 def _at_the_same_time(port: int, asked: bytes, count: int, *wanted: bytes) -> None:
     with ExitStack() as senders:
         made = [senders.enter_context(connected(port)) for _ in range(count)]
@@ -323,6 +340,7 @@ ABUSES = (
     Abuse("1,200 records on which five filters fail", _failing_filters),
     Abuse("20 bodies of 1 MB with 90,000 wrong fields", _wrong_fields),
     Abuse("16 lists of 60,000 messages at the same time", _lists),
+    Abuse("3 lists of 1,000,000 messages that never end", _unfinished_lists),
     Abuse("20,000 topics, listed ten times at the same time", _list_topics, _create_many_topics),
 )
 

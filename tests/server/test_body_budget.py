@@ -106,16 +106,41 @@ async def test_waiting_ends_with_a_named_error() -> None:
 
 
 async def test_what_grows_while_it_holds_something_does_not_wait() -> None:
-    """It gets what is free of the whole budget, or fails at once: several that waited so would wait for ever."""
-    budget = BodyBudget(100, DEADLINE_S)
-    one, two = await held(budget, "a", 30), await held(budget, "a", 20)
-    one.extend(40)
-    with pytest.raises(TooManyBodies, match="needs more"):
-        two.extend(11)
-    two.extend(10)
+    """It gets what its caller may have, or fails at once: several that waited so would wait for ever."""
+    budget = BodyBudget(1600, DEADLINE_S)
+    one, two, other = [await held(budget, caller, 400) for caller in "aab"]
+    with pytest.raises(TooManyBodies, match=r"800 of them from 'a'"):
+        one.extend(26)
+    one.extend(25)
+    other.extend(20)
     one.release()
+    two.extend(100)
     two.release()
+    other.release()
     assert budget.used_bytes == 0
+
+
+async def test_a_caller_whose_bodies_grow_leaves_a_quarter_to_others() -> None:
+    """Lists that are let in small and grow as they are decoded take no more than bodies that come whole."""
+    budget = BodyBudget(100 * MIB, DEADLINE_S)
+    lists = [await held(budget, "a", 100) for _ in range(3)]
+    with pytest.raises(TooManyBodies):
+        while True:
+            for each in lists:
+                each.extend(MIB)
+    assert 50 * MIB <= budget.used_bytes <= 75 * MIB
+    await asyncio.wait_for(held(budget, "b", MIB), DEADLINE_S)
+
+
+async def test_a_body_that_grows_all_alone_leaves_room_for_small_ones() -> None:
+    """It may never end, and nobody knows beforehand how much it will take."""
+    budget = BodyBudget(100 * MIB, DEADLINE_S)
+    hold = await held(budget, "a", 100)
+    with pytest.raises(TooManyBodies):
+        while True:
+            hold.extend(MIB)
+    assert budget.used_bytes > 86 * MIB
+    await asyncio.wait_for(held(budget, "b", MIB // 2), DEADLINE_S)
 
 
 async def test_only_so_many_wait() -> None:

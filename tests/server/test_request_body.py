@@ -173,28 +173,53 @@ def test_waiting_for_room_ends_in_a_named_error(serve: Serve) -> None:
         assert "within 0.3 s" in message
 
 
-def test_one_caller_does_not_keep_another_out(serve: Serve, tmp_path: Path) -> None:
-    """Large bodies that never end hold at most half; another key's large body is stored meanwhile."""
-    keys = tmp_path / "keys.toml"
-    keys.write_text(
+GREEDY, OTHER = "greedy-0123456789abcdef", "other-0123456789abcdef"
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    """A keys file with two callers."""
+    path = tmp_path / "keys.toml"
+    path.write_text(
         "".join(
-            f'[keys.{name}]\nkey = "{name}-0123456789abcdef"\npublish = [">"]\nmanage = [">"]\n'
-            for name in ("greedy", "other")
+            f'[keys.{key.partition("-")[0]}]\nkey = "{key}"\npublish = [">"]\nmanage = [">"]\n'
+            for key in (GREEDY, OTHER)
         )
     )
-    keys.chmod(0o600)
+    path.chmod(0o600)
+    return path
+
+
+def test_one_caller_does_not_keep_another_out(serve: Serve, keys: Path) -> None:
+    """Large bodies that never end hold at most half; another key's large body is stored meanwhile."""
     server = serve(keys_file=keys, bodies_bytes_max=16 * MIB)
-    greedy, other = "greedy-0123456789abcdef", "other-0123456789abcdef"
-    with server.http(headers={"X-API-Key": other}) as http, ExitStack() as stack:
+    with server.http(headers={"X-API-Key": OTHER}) as http, ExitStack() as stack:
         http.post("/topics", json={"name": "orders"}).raise_for_status()
         for _ in range(4):
             wire = stack.enter_context(Wire(server.port))
-            wire.send(head(server, 4 * MIB, key=greedy) + b"[")
+            wire.send(head(server, 4 * MIB, key=GREEDY) + b"[")
         until(lambda: server.on_loop(lambda: server.broker.bodies.waiting_count) == 2)
         text = json.dumps([{"payload": "x" * 900_000}] * 4)
         headers = {"Content-Type": "application/json"}
         assert http.post("/topics/orders/messages", content=text, headers=headers).status_code == 200
         assert "himalia_receiving_bytes 8.388608e+06" in http.get("/metrics").text
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_lists_that_grow_do_not_keep_another_out(serve: Serve, keys: Path, count: int) -> None:
+    """Lists of tiny messages take more and more as they trickle in, until they are refused; others publish all along."""
+    server = serve(keys_file=keys, bodies_bytes_max=4 * MIB, body_idle_timeout_s=5)
+    text = b'{"payload":1},' * 1000
+    with server.http(headers={"X-API-Key": OTHER}) as http, ExitStack() as stack:
+        http.post("/topics", json={"name": "orders"}).raise_for_status()
+        wires = [stack.enter_context(Wire(server.port)) for _ in range(count)]
+        for wire in wires:
+            wire.send(head(server, 50 * len(text), key=GREEDY) + b"[")
+        while not (told := select.select([wire.socket for wire in wires], [], [], 0)[0]):
+            for wire in wires:
+                wire.send(text)
+            assert http.post("/topics/orders/messages", json={"payload": 0}).status_code == 200
+        assert refused(next(wire for wire in wires if wire.socket in told))[:2] == (503, "TOO_MANY_BODIES")
 
 
 def test_a_body_that_names_a_length_beyond_its_limit_is_refused_unread(serve: Serve) -> None:

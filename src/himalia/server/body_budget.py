@@ -16,6 +16,8 @@ SMALL_SHARE = 16
 """A body that needs at most this part of what is free is let in at once, beside the large ones of its caller."""
 SMALL_OF_CALLER = 0.75
 """The part of the budget beyond which also the small bodies of a caller wait: a quarter is left for others."""
+KEPT_SHARE = 8
+"""One byte in so many stays free when a body that was let in takes more: it does not wait, and may never end."""
 
 
 class Hold:
@@ -32,13 +34,14 @@ class Hold:
         """Hold so many bytes more; waits for them, and fails with ``TooManyBodies`` when that takes too long."""
         await self._budget.take(self, size)
 
+    @property
+    def share_bytes(self) -> int:
+        """How much more it may take at once, beside what else its caller holds."""
+        return self._budget.share_bytes(self)
+
     def extend(self, size: int) -> None:
         """Hold so many bytes more at once, or fail: bodies that wait while they hold something could wait for ever."""
         self._budget.take_now(self, size)
-
-    def extend_fairly(self, size: int) -> None:
-        """As ``extend``, but within the share of one caller, for what does not wait for room."""
-        self._budget.take_share_now(self, size)
 
     def release(self) -> None:
         """May be called more than once."""
@@ -105,20 +108,20 @@ class BodyBudget:
             self._let_in()
 
     def take_now(self, hold: Hold, size: int) -> None:
-        if size > self.free_bytes:
-            raise TooManyBodies(
-                f"bodies that are being received take {self._used} bytes, of {self.bytes_max} at most, and this one "
-                "needs more; try again later, or send less at a time"
-            )
-        self._give(hold, size)
-
-    def take_share_now(self, hold: Hold, size: int) -> None:
-        if not self._is_small(hold, size) and not self._fits(hold, size):
+        if size > self.share_bytes(hold):
             raise TooManyBodies(
                 f"{self._used} bytes are being received, of {self.bytes_max} at most, "
                 f"{self._used_by[hold.caller]} of them from {hold.caller!r}; try again later, or send less at a time"
             )
         self._give(hold, size)
+
+    def share_bytes(self, hold: Hold) -> int:
+        """What this body may take without waiting. Even one that is all alone leaves room for small ones."""
+        used, free = self._used_by[hold.caller], self.free_bytes
+        half = (free - used) // 2
+        small = min(free // SMALL_SHARE, int(self.bytes_max * SMALL_OF_CALLER) - used)
+        alone = free - self.bytes_max // KEPT_SHARE if self._used == hold.bytes else 0
+        return max(half, small, alone, 0)
 
     def give_back(self, hold: Hold) -> None:
         if hold.bytes:

@@ -179,7 +179,7 @@ class Connection:
             self._input = self._broker.bodies.hold(self.principal.name)
             self._input_since = asyncio.get_running_loop().time()
         try:
-            self._input.extend_fairly(max(0, size - self._input.bytes))
+            self._input.extend(max(0, size - self._input.bytes))
         except TooManyBodies as error:
             self._end_input(error)
             return False

@@ -81,7 +81,7 @@ class RequestBody:
     def keep(self, size: int) -> None:
         """What was made of the body takes so many bytes by now, which may be more than its text."""
         if size > self._hold.bytes:
-            self._hold.extend(max(size - self._hold.bytes, min(STEP_BYTES, self._budget.free_bytes)))
+            self._hold.extend(max(size - self._hold.bytes, min(STEP_BYTES, self._hold.share_bytes)))
 
     def release(self) -> None:
         """The request is answered: nothing of its body is needed any more."""
