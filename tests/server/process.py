@@ -94,6 +94,10 @@ class ServerProcess:
         """Files that are open."""
         return psutil.Process(self._process.pid).num_fds()
 
+    def cpu_s(self, interval_s: float) -> float:
+        """Processor time that it takes within an interval from now on."""
+        return psutil.Process(self._process.pid).cpu_percent(interval_s) / 100 * interval_s
+
     def memory_bytes(self) -> int:
         return int(psutil.Process(self._process.pid).memory_info().rss)
 

@@ -497,6 +497,10 @@ FOREIGN = [
     "http://[bad",
     "x",
     "http://\xe9vil.example",
+    "http://2130706433:{port}",
+    "http://0x7f000001:{port}",
+    "http://127.0.0.1:{port}@evil.example",
+    "http://evil.example@127.0.0.1:{port}",
 ]
 
 
@@ -504,7 +508,7 @@ FOREIGN = [
 def test_a_foreign_origin_is_403_with_an_error(shared: RunningServer, origin: str) -> None:
     """A page of another site cannot open a WebSocket, not even where no token is asked for."""
     with Wire(shared.port) as wire:
-        status, error = denied(wire, handshake(shared.port, Origin=origin))
+        status, error = denied(wire, handshake(shared.port, Origin=origin.format(port=shared.port)))
     assert (status, error["code"]) == (403, "FORBIDDEN")
 
 
@@ -517,6 +521,9 @@ HOSTS = [
     "localhost.",
     "@",
     "x" * 5000,
+    "2130706433",
+    "0x7f000001",
+    "127.0.0.1:{port}@evil.example",
 ]
 
 
@@ -524,7 +531,19 @@ HOSTS = [
 def test_a_foreign_host_is_403_with_an_error(shared: RunningServer, host: str) -> None:
     """A name that was made to point here is not answered: DNS rebinding gets nowhere."""
     with Wire(shared.port) as wire:
-        status, error = denied(wire, handshake(shared.port, Host=host))
+        status, error = denied(wire, handshake(shared.port, Host=host.format(port=shared.port)))
+    assert (status, error["code"]) == (403, "FORBIDDEN")
+
+
+@pytest.mark.parametrize("name", ["Host", "Origin"])
+def test_a_forwarded_host_makes_a_foreign_one_no_better(shared: RunningServer, name: str) -> None:
+    """``X-Forwarded-Host`` is not believed, whichever of the two names it is to help."""
+    foreign = {
+        "Host": {"Host": "evil.example", "X_Forwarded_Host": f"127.0.0.1:{shared.port}"},
+        "Origin": {"Origin": "http://evil.example", "X_Forwarded_Host": "evil.example"},
+    }
+    with Wire(shared.port) as wire:
+        status, error = denied(wire, handshake(shared.port, **foreign[name]))
     assert (status, error["code"]) == (403, "FORBIDDEN")
 
 

@@ -279,6 +279,18 @@ def test_small_chunks_of_many_connections_take_turns(shared: RunningServer) -> N
     assert (status, json.loads(body)["count"]) == (200, 1), body
 
 
+@pytest.mark.slow
+def test_a_connection_that_stays_idle_is_closed(shared: RunningServer) -> None:
+    """After its answer a connection is kept for the next request, but for seconds only."""
+    with Wire(shared.port) as wire:
+        for _ in range(2):
+            wire.send(requests(1))
+            assert wire.response()[0] == 200
+        began_s = time.monotonic()
+        assert wire.until_end() == b""
+        assert time.monotonic() - began_s < 15
+
+
 def test_pipelined_requests_are_answered_in_order(shared: RunningServer) -> None:
     """Up to 64 may wait on one connection; each has its own answer, and it stays open."""
     with Wire(shared.port) as wire:

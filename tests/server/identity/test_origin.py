@@ -31,6 +31,18 @@ from tests.serving import RunningServer, ask
         ({"Host": "evil.example"}, 403),
         ({"Host": "evil.example", "Origin": "http://evil.example"}, 403),
         ({"Host": ""}, 403),
+        # 127.0.0.1, as browsers would write it only after resolving it
+        ({"Host": "2130706433:{port}"}, 403),
+        ({"Host": "0x7f000001:{port}"}, 403),
+        ({"Origin": "http://2130706433:{port}"}, 403),
+        ({"Origin": "http://0x7f000001:{port}"}, 403),
+        ({"Host": "127.0.0.1:{port}@evil.example"}, 403),
+        ({"Origin": "http://127.0.0.1:{port}@evil.example"}, 403),
+        ({"Origin": "http://evil.example@127.0.0.1:{port}"}, 403),
+        # What a proxy would say counts for nothing
+        ({"X-Forwarded-Host": "evil.example"}, 200),
+        ({"Host": "evil.example", "X-Forwarded-Host": "127.0.0.1:{port}"}, 403),
+        ({"Origin": "http://evil.example", "X-Forwarded-Host": "evil.example"}, 403),
     ],
     ids=repr,
 )
