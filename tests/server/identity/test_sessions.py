@@ -327,6 +327,28 @@ def test_sessions_survive_a_restart_as_hashes(serve: Serve, tmp_path: Path) -> N
         assert http.get("/session").json()["caller"] == "token"
 
 
+@pytest.mark.parametrize(("mode", "owner"), [(0o644, None), (0o622, None), (0o600, 65534)])
+def test_a_file_that_others_could_have_written_signs_nobody_in(
+    serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int, owner: int | None
+) -> None:
+    """Where others may make files, anybody could claim any caller with any rights in it."""
+    if owner is not None and os.geteuid() != 0:
+        pytest.skip("only root can give files away")
+    first = serve()
+    with first.http() as http:
+        sign_in(http, first.token or "")
+        cookies = dict(http.cookies)
+    first.stop()
+    path = tmp_path / "log.db.sessions"
+    path.chmod(mode)
+    if owner is not None:
+        os.chown(path, owner, owner)
+    second = serve(port=first.port)
+    with second.http(cookies=cookies) as http:
+        assert error_of(http.get("/topics")) == (401, "UNAUTHORIZED")
+    assert f"the sessions in {path} are not used" in caplog.text
+
+
 @pytest.mark.parametrize("how", ["signed out", "revoked"])
 def test_a_session_that_was_ended_stays_ended_after_a_restart(serve: Serve, how: str) -> None:
     """The file says so before the caller is answered, so that a crash does not bring it back."""
@@ -363,7 +385,7 @@ def test_a_sign_out_that_cannot_be_stored_says_so(tmp_path: Path) -> None:
 
 def test_a_damaged_file_signs_everybody_out_and_stops_nothing(serve: Serve, tmp_path: Path) -> None:
     """What cannot be read is not believed."""
-    (tmp_path / "log.db.sessions").write_text('{"sessions": [{')
+    write_keys(tmp_path / "log.db.sessions", '{"sessions": [{')
     server = serve()
     with server.http() as http:
         sign_in(http, server.token or "")

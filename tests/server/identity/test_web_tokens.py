@@ -335,6 +335,34 @@ def test_a_file_of_keys_is_read_again_when_it_changes(serve: Serve, tmp_path: Pa
         assert http.get("/topics", headers=old).status_code == 401
 
 
+@pytest.mark.parametrize(
+    ("caller", "is_by_secret"),
+    [("key:admin", False), (f"jwt:{ISSUER}/bob", True), (f"jwt:{ISSUER}/bob", False)],
+)
+def test_a_session_stands_for_a_caller_of_the_issuer_only(
+    serve: Serve, tmp_path: Path, caller: str, is_by_secret: bool
+) -> None:
+    """What the file says is believed of callers that a token could name, by a key that could have signed one."""
+    path = tmp_path / "jwks.json"
+    path.write_text(json.dumps({"keys": [jwk(RSA, "r")]}))
+    first = serve(jwt_jwks=str(path), **SETTINGS)
+    with first.http() as http:
+        http.post("/session", headers=bearer(token(RSA, "RS256", "r"))).raise_for_status()
+        cookies = dict(http.cookies)
+    first.stop()
+    file = tmp_path / "log.db.sessions"
+    kept = json.loads(file.read_bytes())
+    basis = kept["sessions"][0]["basis"]
+    basis["caller"] = caller
+    if is_by_secret:
+        basis["signer"] = "jwt_secret_file"
+    write_keys(file, json.dumps(kept))
+    second = serve(jwt_jwks=str(path), port=first.port, refused_key_delay_s=0, **SETTINGS)
+    is_plausible = caller.startswith("jwt:") and not is_by_secret
+    with second.http(cookies=cookies) as http:
+        assert http.get("/topics").status_code == (200 if is_plausible else 401)
+
+
 def test_keys_on_this_machine_are_fetched_without_a_proxy(
     serve: Serve, issuer: Issuer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ import msgspec
 from himalia.record import now_us
 from himalia.server.identity.credential import Credential
 from himalia.server.identity.principal import CallerLimits, Principal
-from himalia.server.identity.private_file import write_private
+from himalia.server.identity.private_file import read_own, write_private
 from himalia.server.identity.rights import Rights
 from himalia.server.identity.secret import digest_of, new_secret
 
@@ -110,11 +110,22 @@ class Sessions:
         return len(self._by_digest)
 
     def load(self) -> None:
-        """Read the file. Sessions that have expired, or whose key is gone, are left out."""
+        """Read the file. Sessions that have expired, or whose key is gone, are left out.
+
+        A file that another user could have written gives nobody a session: it says who is in, and with which rights.
+        """
         if self._path is None or not self._path.exists():
             return
         try:
-            found = msgspec.json.decode(self._path.read_bytes(), type=_File).sessions
+            content = read_own(self._path)
+            if content is None:
+                logger.warning(
+                    "the sessions in %s are not used, because the file belongs to another user, or others may read or "
+                    "change it; everybody signs in again",
+                    self._path,
+                )
+                return
+            found = msgspec.json.decode(content, type=_File).sessions
         except (OSError, msgspec.MsgspecError) as error:
             logger.warning(
                 "the sessions in %s cannot be read (%s); everybody signs in again", self._path, error

@@ -72,6 +72,11 @@ class WebTokens:
         checked_by = [self._secret or b"", *(part.encode() for part in (jwks, self.issuer, self._audience))]
         return "jwt:" + hashlib.sha256(b"|".join(checked_by)).hexdigest()[:32]
 
+    @property
+    def _prefix(self) -> str:
+        """How the names of callers begin that tokens stand for."""
+        return f"jwt:{self.issuer}/"
+
     async def identify(self, token: str) -> tuple[Principal, Basis]:
         """The caller, and what a session of it stands on. ``Unauthorized`` says what is wrong with the token."""
         if len(token) > LENGTH_MAX:
@@ -82,7 +87,7 @@ class WebTokens:
             raise Unauthorized("this token is not a JSON Web Token") from None
         key_name, key, algorithm = await self._key(header)
         claims = self._decode(token, key, algorithm)
-        name = f"jwt:{self.issuer}/{_subject(claims)}"
+        name = self._prefix + _subject(claims)
         where = f"the claim {CLAIM!r}"
         table = claims.get(CLAIM)
         if not isinstance(table, dict):
@@ -105,7 +110,7 @@ class WebTokens:
         """The caller of a session that a token made, while tokens are checked as they were then."""
         if basis.source != self.source or basis.rights is None or basis.limits is None:
             return None
-        if self._is_withdrawn(basis.signer):
+        if not basis.caller.startswith(self._prefix) or self._is_withdrawn(basis.signer):
             return None
         return Principal(basis.caller, basis.rights, limits=basis.limits)
 
@@ -159,7 +164,9 @@ class WebTokens:
             self._jwks.refresh_soon()
 
     def _is_withdrawn(self, signer: str) -> bool:
-        return signer != SECRET and self._jwks is not None and self._jwks.has_withdrawn(signer)
+        if signer == SECRET:
+            return self._secret is None
+        return self._jwks is None or self._jwks.has_withdrawn(signer)
 
     def _look_for_withdrawn(self) -> None:
         self._end_signed_by({name for name in self._open.values() if self._is_withdrawn(name)})
