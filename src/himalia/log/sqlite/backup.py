@@ -13,11 +13,11 @@ import msgspec
 from himalia.errors import ConfigurationError
 from himalia.log.sqlite.connection import connect, connect_reader
 from himalia.log.sqlite.failures import corrupt, is_full, is_of_the_content, translate, translated
-from himalia.log.sqlite.files import create_private, make_directory, real_path, sync
+from himalia.log.sqlite.files import create_private, make_directory, real_path, remove, sync
 from himalia.log.sqlite.last_name import check_last_name, forget_name
 from himalia.log.sqlite.lock import FileLock, is_owned
+from himalia.log.sqlite.recovery import check_recovered, recovery_file
 from himalia.log.sqlite.schema import RENEW_EPOCHS, check
-from himalia.log.sqlite.wal import find_loss
 from himalia.topics import AUDIT_TOPIC
 
 Progress = Callable[[int, int], None]
@@ -41,8 +41,8 @@ def backup(log_path: Path, target: Path, *, progress: Progress | None = None) ->
     name, so a file called ``target`` is a good backup. Refuses to overwrite (``ConfigurationError``).
     """
     _must_exist(log_path, "log")
-    if not is_owned(log_path) and find_loss(real_path(log_path)) is not None:
-        raise corrupt(log_path, "its write-ahead log is, and records that were acknowledged are missing")
+    if not is_owned(log_path):
+        check_recovered(real_path(log_path))
     with translated(log_path):
         check_last_name(real_path(log_path))
     partial = Path(f"{target}.partial")
@@ -95,6 +95,7 @@ def restore(
                 for suffix in ("-wal", "-shm"):
                     Path(f"{log_path}{suffix}").unlink(missing_ok=True)
                 _put_in_place(partial, log_path)
+                remove(recovery_file(log_path))
     finally:
         lock.release()
     return msgspec.structs.replace(report, path=asked_path)

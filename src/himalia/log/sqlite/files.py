@@ -24,6 +24,28 @@ def create_private(path: Path) -> None:
         sync(path.parent)
 
 
+def replace_private(path: Path, content: bytes) -> None:
+    """Have a small file with this content, which survives a crash; nothing has changed if it cannot be written."""
+    partial = Path(f"{path}.partial")
+    try:
+        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    sync(path.parent)
+
+
+def remove(path: Path) -> None:
+    """Have no such file, also after a crash."""
+    if path.exists():
+        path.unlink()
+        sync(path.parent)
+
+
 def real_path(path: Path) -> Path:
     """Where symbolic links lead: SQLite puts its write-ahead log beside that file."""
     return Path(os.path.realpath(path))

@@ -3,7 +3,7 @@
 SQLite puts its write-ahead log beside the name by which a file was opened. After a crash, a process that opens the
 file by another name (a hard link, or the place it was moved to without its write-ahead log) would not find what was
 committed last, and the next start by the first name would overwrite what was stored meanwhile. So a file that was not
-closed is refused by any other name while that write-ahead log is there.
+closed is refused by any other name while that write-ahead log is there, or what a first start after the crash noted.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from himalia.errors import ConfigurationError
 from himalia.log.sqlite.connection import connect_reader
 from himalia.log.sqlite.files import length
+from himalia.log.sqlite.recovery import RECOVERING
 
 
 def check_last_name(path: Path) -> None:
@@ -27,20 +28,27 @@ def check_last_name(path: Path) -> None:
         return  # It is in use by this name.
     with closing(connect_reader(path)) as db:
         other = _read(db)
-    if other is None or other == path or not _is_beside(other, path):
+    if other is None or other == path:
         return
-    raise ConfigurationError(
-        f"the log {path} was not closed when it was last used as {other}, and what was stored last is in {other}-wal: "
-        f"use the name {other}" + ("" if other.exists() else f", or move {other}-wal to {path}-wal"),
+    if _is_beside(other, path, "-wal"):
+        raise _not_closed(other, path, "-wal", "what was stored last is in")
+    if _is_beside(other, path, RECOVERING):
+        raise _not_closed(other, path, RECOVERING, "whether records are missing is in")
+
+
+def _not_closed(other: Path, path: Path, suffix: str, what: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"the log {path} was not closed when it was last used as {other}, and {what} {other}{suffix}: "
+        f"use the name {other}" + ("" if other.exists() else f", or move {other}{suffix} to {path}{suffix}"),
         path=str(path),
     )
 
 
-def _is_beside(other: Path, path: Path) -> bool:
-    """Whether a write-ahead log of the file at ``path`` is beside another name of it."""
+def _is_beside(other: Path, path: Path, suffix: str) -> bool:
+    """Whether a file that belongs to the one at ``path`` is beside another name of it."""
     try:
-        # If another file has that name, this one is a copy, and the write-ahead log is of the original.
-        return length(f"{other}-wal") > 0 and (not other.exists() or os.path.samefile(other, path))
+        # If another file has that name, this one is a copy, and what is beside it is of the original.
+        return length(f"{other}{suffix}") > 0 and (not other.exists() or os.path.samefile(other, path))
     except PermissionError:
         return False  # It is in a directory of another user: there is no telling.
 

@@ -11,6 +11,7 @@ from himalia.log.sqlite.failures import translated
 from himalia.log.sqlite.files import real_path
 from himalia.log.sqlite.last_name import check_last_name
 from himalia.log.sqlite.lock import FileLock
+from himalia.log.sqlite.recovery import check_recovered
 from himalia.log.sqlite.schema import check
 from himalia.topics import AUDIT_TOPIC, check_name, is_reserved
 
@@ -31,6 +32,7 @@ def rename_topic(log_path: Path, old: str, new: str) -> int:
     try:
         with translated(log_path):
             lock.acquire_file()
+            check_recovered(real_path(log_path))
             check_last_name(real_path(log_path))
         with translated(log_path), closing(connect(log_path)) as db:
             check(db, log_path, may_be_new=False)

@@ -16,8 +16,8 @@ from himalia.log.ids import StoredId, scoped
 from himalia.log.producers import ProducerMark
 from himalia.log.sqlite.connection import BUSY_TIMEOUT_S, connect, prepare_to_write
 from himalia.log.sqlite.failures import corrupt
+from himalia.log.sqlite.recovery import Recovery
 from himalia.log.sqlite.schema import RENEW_EPOCHS, check, migrate
-from himalia.log.sqlite.wal import Evidence, Loss
 from himalia.log.sqlite.wide import WideInsert
 from himalia.log.staging import Era, Group, Staged, TopicState
 from himalia.record import Retention
@@ -38,16 +38,15 @@ _save_producer_counts = WideInsert("producer_counts", 2, verb="INSERT OR REPLACE
 class Store:
     """The write connection. Used by one thread; raises ``sqlite3.Error``."""
 
-    def __init__(self, path: Path, evidence: Evidence | None = None) -> None:
-        """``evidence`` is of the write-ahead log, at the start; ``loss`` then says what is missing."""
+    def __init__(self, path: Path, recovery: Recovery | None = None) -> None:
+        """``recovery`` is that of the start; its ``loss`` is then known."""
         self.path = path
         self.db = connect(path)
-        self.loss: Loss | None = None
         try:
+            if recovery is not None:
+                recovery.find_loss(self.db)
             # Before anything is set, and so written: it may be somebody else's file.
             check(self.db, path)
-            if evidence is not None:
-                self.loss = evidence.loss_in(self.db)
             prepare_to_write(self.db, path)
             migrate(self.db, path)
         except BaseException:

@@ -27,10 +27,10 @@ _MASK = 0xFFFFFFFF
 
 
 class Loss(msgspec.Struct, frozen=True):
-    """Committed frames that SQLite will not find: those after ``kept``, of ``committed`` at least."""
+    """Committed frames that SQLite will not find: those after ``kept``, of ``committed`` at least; 0 if not known."""
 
-    kept: int
-    committed: int
+    kept: int = 0
+    committed: int = 0
 
 
 class _Index(msgspec.Struct, frozen=True):
@@ -50,6 +50,29 @@ class Evidence(msgspec.Struct, frozen=True):
     header: _Header | None
     commits: list[int]
     """The numbers of the frames that end a commit, whole or not."""
+
+    @property
+    def has_commits(self) -> bool:
+        """Whether there is anything that could be lost."""
+        return bool(self.commits) or (self.index is not None and self.index.frames > 0)
+
+    @property
+    def generation(self) -> str:
+        """Which write-ahead log it is; empty if there is none, or its beginning is damaged."""
+        return "" if self.header is None else self.header.salts.hex()
+
+    @property
+    def frames(self) -> int | None:
+        """How many the index of this write-ahead log says were committed."""
+        if self.header is None or self.index is None or self.index.salts != self.header.salts:
+            return None
+        return self.index.frames
+
+    def with_frames(self, frames: int | None) -> Evidence:
+        """The same with what the index has said before it was made anew."""
+        assert self.header is not None
+        index = None if frames is None else _Index(frames, self.header.salts, 0)
+        return msgspec.structs.replace(self, index=index)
 
     def loss_in(self, db: sqlite3.Connection) -> Loss | None:
         """What was committed and is not there any more. ``db`` is the first connection since, and has written nothing.

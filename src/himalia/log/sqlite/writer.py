@@ -31,10 +31,11 @@ from himalia.log.sqlite.jobs import ConfirmClockJob, Job, NewRecords, News, Outc
 from himalia.log.sqlite.last_name import check_last_name, forget_name, save_name
 from himalia.log.sqlite.loading import load_ids, load_topics
 from himalia.log.sqlite.lock import FileLock
+from himalia.log.sqlite.recovery import Recovery
 from himalia.log.sqlite.retention import Upkeep
 from himalia.log.sqlite.schema import check_length
 from himalia.log.sqlite.store import Store
-from himalia.log.sqlite.wal import Loss, examine
+from himalia.log.sqlite.wal import Loss
 from himalia.log.staging import Group, Staged, World
 from himalia.record import Retention, TopicInfo
 
@@ -118,11 +119,12 @@ class Writer:
                 create_private(file)
                 self._lock.acquire_file()
                 check_length(file)
-                evidence = examine(file)
+                recovery = Recovery(file)
                 check_last_name(file)
-                store = Store(self._path, evidence)
-                if store.loss is not None:
-                    self._on_loss(store, store.loss)
+                self._store = store = Store(self._path, recovery)
+                if recovery.loss is not None:
+                    self._on_loss(store, recovery.loss)
+                    recovery.finish()
                 self._load(store)
                 save_name(store.db, file)
                 self._check_identity()
@@ -133,14 +135,13 @@ class Writer:
         return [state.info() for state in self._world.topics.values()]
 
     def _on_loss(self, store: Store, loss: Loss) -> None:
-        """Acknowledged records are missing: see that nothing else is, and use no offset again under its epoch."""
-        self._store = store
-        store.check_whole()
+        """Acknowledged records are missing: use no offset again under its epoch, and see that nothing else is."""
+        # First: after this a start that does not finish has done no harm.
         store.renew_epochs()
+        store.check_whole()
         self._lost = (
-            f"acknowledged records are missing from the log {self._path}: its write-ahead log was damaged or removed "
-            f"(frames {loss.kept + 1} to {loss.committed}); every topic has a new epoch, so that readers are told. "
-            "Check the disk, and compare with a backup; this is said until the next start"
+            f"acknowledged records {_what_is_missing(self._path, loss)}; every topic has a new epoch, so that readers "
+            "are told. Check the disk, and compare with a backup; this is said until the next start"
         )
         logger.error("%s", self._lost)
 
@@ -537,3 +538,12 @@ class Writer:
         except sqlite3.Error:
             self._drop_store()
             raise
+
+
+def _what_is_missing(path: Path, loss: Loss) -> str:
+    if not loss.committed:
+        return f"may be missing from the log {path}: a start after a crash did not finish, and left no way to tell"
+    return (
+        f"are missing from the log {path}: its write-ahead log was damaged or removed "
+        f"(frames {loss.kept + 1} to {loss.committed})"
+    )
