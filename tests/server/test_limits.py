@@ -11,6 +11,8 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -536,6 +538,67 @@ def test_one_caller_does_not_take_all_places_for_readers(serve: Serve) -> None:
         for _ in range(count):
             broker.release_reader(caller)
     assert broker.readers == 0
+
+
+def two_callers(path: Path) -> dict[str, dict[str, str]]:
+    """Write a keys file with two callers, and say what each of them sends."""
+    secrets = {name: f"{name}-0123456789abcdef" for name in ("greedy", "other")}
+    path.write_text(
+        "".join(
+            f'[keys.{name}]\nkey = "{secret}"\nsubscribe = [">"]\nmanage = [">"]\n'
+            for name, secret in secrets.items()
+        )
+    )
+    path.chmod(0o600)
+    return {name: {"X-API-Key": secret} for name, secret in secrets.items()}
+
+
+async def test_one_caller_does_not_take_all_places_for_connections(serve: Serve, tmp_path: Path) -> None:
+    """One in eight of ``connections_max`` is for others, WebSockets and event streams alike."""
+    callers = two_callers(tmp_path / "keys.toml")
+    server = serve(keys_file=tmp_path / "keys.toml", connections_max=16)
+    async with AsyncExitStack() as stack:
+        for _ in range(14):
+            await stack.enter_async_context(server.connect(additional_headers=callers["greedy"]))
+        with pytest.raises(InvalidStatus) as refused:
+            await server.connect(additional_headers=callers["greedy"])
+        body = json.loads(refused.value.response.body or b"")
+        assert body["error"]["code"] == "TOO_MANY_CONNECTIONS"
+        assert "'key:greedy' has 14 connections open" in body["error"]["message"]
+        with server.http() as http:
+            http.post("/topics", json={"name": "orders"}, headers=callers["other"]).raise_for_status()
+            answer = http.get("/topics/orders/events", headers=callers["greedy"])
+            assert (answer.status_code, code_of(answer)) == (503, "TOO_MANY_CONNECTIONS")
+        for _ in range(2):
+            ws = await stack.enter_async_context(server.connect(additional_headers=callers["other"]))
+            assert (await ask(ws, type="ping"))["type"] == "pong"
+
+
+async def test_one_caller_does_not_take_all_cursors(serve: Serve, tmp_path: Path) -> None:
+    """One in eight of ``cursors_max`` is for others; who unsubscribes has room again."""
+    callers = two_callers(tmp_path / "keys.toml")
+    server = serve(keys_file=tmp_path / "keys.toml", cursors_max=16)
+    with server.http(headers=callers["other"]) as http:
+        for topic in ("a.1", "a.2", "b"):
+            http.post("/topics", json={"name": topic}).raise_for_status()
+    async with (
+        server.connect(additional_headers=callers["greedy"]) as greedy,
+        server.connect(additional_headers=callers["other"]) as other,
+    ):
+        for number in range(7):
+            answer = await ask(greedy, type="subscribe", topic="a.*", client_id=f"v{number}")
+            assert answer["type"] == "ack"
+        answer = await ask(greedy, type="subscribe", topic="b", client_id="v")
+        assert code_of(answer) == "TOO_MANY_SUBSCRIPTIONS"
+        assert "'key:greedy' has 14 cursors" in answer["error"]["message"]
+        with server.http(headers=callers["other"]) as http:
+            http.post("/topics", json={"name": "a.3"}).raise_for_status()
+        told = await hear(greedy)
+        assert (code_of(told), told["topic"]) == ("TOO_MANY_SUBSCRIPTIONS", "a.3")
+        for topic in ("a.1", "b"):
+            assert (await ask(other, type="subscribe", topic=topic, client_id="w"))["type"] == "ack"
+        await ask(greedy, type="unsubscribe", topic="a.*", client_id="v0")
+        until(lambda: server.on_loop(lambda: server.broker.manager._cursors) == 14)
 
 
 # Tables

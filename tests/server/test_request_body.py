@@ -207,7 +207,7 @@ def test_one_caller_does_not_keep_another_out(serve: Serve, keys: Path) -> None:
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_lists_that_grow_do_not_keep_another_out(serve: Serve, keys: Path, count: int) -> None:
-    """Lists of tiny messages take more and more as they trickle in, until they are refused; others publish all along."""
+    """Lists of tiny messages take more and more until they are refused; others publish all along."""
     server = serve(keys_file=keys, bodies_bytes_max=4 * MIB, body_idle_timeout_s=5)
     text = b'{"payload":1},' * 1000
     with server.http(headers={"X-API-Key": OTHER}) as http, ExitStack() as stack:

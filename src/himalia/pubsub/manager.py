@@ -66,7 +66,7 @@ class Joining:
 
 
 KEPT_FOR_OTHERS = 8
-"""One in so many distinct filters is for callers that have none yet."""
+"""One in so many distinct filters is for callers that have none yet; one in so many cursors for other callers."""
 
 
 class PubSubManager:
@@ -87,6 +87,7 @@ class PubSubManager:
         self._patterns: dict[Subscriber, None] = {}
         self._joining: dict[Subscriber, Joining] = {}
         self._cursors = 0
+        self._cursors_of: Counter[str] = Counter()
         self._topic_count = 0
         self._filters: Counter[Filter] = Counter()
         # Epochs of topics that went away a moment ago, for subscribers that looked them up before that.
@@ -223,8 +224,7 @@ class PubSubManager:
                 continue  # a pattern follows what is left
             if info.epoch in self._gone or (joining is not None and info.epoch in joining.gone):
                 continue
-            if self._cursors >= self.limits.cursors_max:
-                raise self._too_many_cursors()
+            self._check_cursors(subscriber.owner)
             self._follow(subscriber, info.name, info.epoch, info.end, start)
             positions[info.name] = Position(start, info.epoch)
             gaps += [gap] if gap else []
@@ -263,14 +263,19 @@ class PubSubManager:
         for subscriber in list(outlet.subscribers):
             self._remove(subscriber)
 
-    def _too_many_cursors(self) -> TooManySubscriptions:
-        return TooManySubscriptions(
-            f"{self.limits.cursors_max} cursors are in use; unsubscribe or raise cursors_max"
-        )
+    def _check_cursors(self, owner: str) -> None:
+        """Whether this caller may have one cursor more; the last of them are for others."""
+        limit, mine = self.limits.cursors_max, self._cursors_of[owner]
+        if self._cursors >= limit:
+            raise TooManySubscriptions(f"{limit} cursors are in use; unsubscribe or raise cursors_max")
+        if mine >= limit - limit // KEPT_FOR_OTHERS:
+            raise TooManySubscriptions(
+                f"{owner!r} has {mine} cursors, and the last of {limit} are kept for others; unsubscribe or raise "
+                "cursors_max"
+            )
 
     def _check_limits(self, subscriber: Subscriber) -> None:
-        if self._cursors >= self.limits.cursors_max:
-            raise self._too_many_cursors()
+        self._check_cursors(subscriber.owner)
         if subscriber.filter is None or subscriber.filter in self._filters:
             return
         used, limit = len(self._filters), self.limits.filters_max
@@ -320,6 +325,7 @@ class PubSubManager:
         asked_until = 0 if subscriber.start.is_live else end
         topic.follow(subscriber, start, asked_until).held = True
         self._cursors += 1
+        self._cursors_of[subscriber.owner] += 1
 
     def _replace(self, subscriber: Subscriber) -> None:
         older = self._subscribers.get(subscriber.identity)
@@ -361,6 +367,10 @@ class PubSubManager:
         if not topic.unfollow(cursor):
             return
         self._cursors -= 1
+        owner = cursor.subscriber.owner
+        self._cursors_of[owner] -= 1
+        if not self._cursors_of[owner]:
+            del self._cursors_of[owner]
         if not len(topic) and self.topics.get(topic.name) is topic:
             del self.topics[topic.name]
 
@@ -400,8 +410,10 @@ class PubSubManager:
         for subscriber in self._patterns:
             if change.topic not in subscriber.cursors and _concerns(subscriber, change.topic, change.owner):
                 outlet = subscriber.outlet
-                if self._cursors >= self.limits.cursors_max:
-                    outlet.gather(outlet.codec.error(self._too_many_cursors(), change.topic))
+                try:
+                    self._check_cursors(subscriber.owner)
+                except TooManySubscriptions as error:
+                    outlet.gather(outlet.codec.error(error, change.topic))
                 else:
                     outlet.gather(
                         outlet.codec.topic_created(change.topic, subscriber.client_id, change.epoch)

@@ -36,6 +36,8 @@ SWEEP_EVERY_S = 10.0
 """How often callers that have gone are forgotten."""
 READERS_SHARE = 8
 """One in so many places for readers is kept for callers that have none."""
+CONNECTIONS_SHARE = 8
+"""One in so many of ``connections_max`` is for other callers than the one that has most."""
 ENVELOPE_BYTES = 16 * 1024
 """What a message may need beside its payload and headers: type, topic, ids, a filter."""
 
@@ -158,14 +160,23 @@ class Broker:
         return len(self.connections) + len(self.streams)
 
     def admit(self, principal: Principal) -> Place:
-        """A place for a new WebSocket or stream; refused beyond the server's or the caller's limit, and in shutdown."""
+        """A place for a new WebSocket or stream; refused beyond the server's or the caller's limit, and in shutdown.
+
+        The last of the places are for others than the caller that has most.
+        """
         if self.draining:
             raise ShuttingDown("the server is shutting down; connect again in a moment")
         if self.connection_count >= self.settings.connections_max:
             raise TooManyConnections(
                 f"{self.settings.connections_max} connections are open; try again later or raise connections_max"
             )
-        return self.usages.of(principal).enter()
+        usage, limit = self.usages.of(principal), self.settings.connections_max
+        if len(usage.places) >= limit - limit // CONNECTIONS_SHARE:
+            raise TooManyConnections(
+                f"{principal.name!r} has {len(usage.places)} connections open, and the last of {limit} are kept for "
+                "others; close one first or raise connections_max"
+            )
+        return usage.enter()
 
     @property
     def readers(self) -> int:
