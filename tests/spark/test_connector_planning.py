@@ -60,7 +60,7 @@ def test_a_large_topic_has_several_partitions() -> None:
         (At(9), LATEST, (10, 50), "topic 'orders': offset 9 is gone"),
         (At(3), At(7), (10, 10), "topic 'orders': offsets 3 to 6 are gone"),
         (At(3), At(3), (10, 10), ""),
-        (At(60), LATEST, (50, 50), "topic 'orders' ends at offset 50, before offset 60"),
+        (At(60), LATEST, (60, 60), "topic 'orders' ends at offset 50, before offset 60"),
         (EARLIEST, At(60), (10, 50), "topic 'orders' ends at offset 50, before offset 60"),
         (
             At(20, "e0"),
@@ -88,9 +88,18 @@ def test_a_range_is_what_there_is_of_what_was_asked(
     assert losses == ([loss] if loss else [])
 
 
-def test_a_range_that_ends_before_it_starts_is_a_slip() -> None:
-    with pytest.raises(BadRequest, match="from offset 30, after offset 20 where it ends"):
-        range_of(ORDERS, At(30), At(20), [])
+def test_a_range_beyond_the_end_is_empty() -> None:
+    """Both places are named as missing, and nothing below the first one is read."""
+    losses: list[str] = []
+    assert range_of(ORDERS, At(60), At(70), losses) == Range("orders", "e1", 60, 60)
+    assert len(losses) == 2
+
+
+@pytest.mark.parametrize(("start", "stop"), [(30, 20), (70, 60), (60, 20)])
+def test_a_range_that_ends_before_it_starts_is_a_slip(start: int, stop: int) -> None:
+    """Also where the topic does not reach so far."""
+    with pytest.raises(BadRequest, match=f"from offset {start}, after offset {stop} where it ends"):
+        range_of(ORDERS, At(start), At(stop), [])
 
 
 def test_topics_are_chosen_by_name_and_by_pattern() -> None:
@@ -138,6 +147,19 @@ def test_positions_survive_the_checkpoint() -> None:
     assert checkpoint["a"] == {"offset": 0, "epoch": "f"}
     assert progress.decoded(checkpoint) == positions
     assert progress.encoded(progress.decoded(checkpoint)) == checkpoint
+
+
+def test_a_stream_from_beyond_the_end_waits_there() -> None:
+    """No record below the offset that was asked for is read, whether or not the topic has reached it by then."""
+    options = read_options({"subscribe": "orders", "startingOffsets": '{"orders": 60}'})
+    losses: list[str] = []
+    begin = progress.beginning(options, {"orders": ORDERS}, {}, losses)
+    assert begin == {"orders": Position(60, "e1")}
+    assert losses == ["topic 'orders' ends at offset 50, before offset 60"]
+    for end, expected in ((50, 60), (60, 60), (62, 62)):
+        topics = {"orders": TopicState("orders", "e1", 10, end)}
+        reached = progress.after(begin, progress.unread(begin, topics, [], None), topics)
+        assert progress.between(begin, reached) == [Range("orders", "e1", 60, expected)]
 
 
 def test_a_topic_that_appears_is_read_from_its_first_record() -> None:

@@ -82,6 +82,21 @@ def test_a_new_stream_begins_at_the_end(server: RunningServer, publish: Publish)
         assert offsets_in(reader_of(server, subscribe="begin", **option).initialOffset()) == {"begin": offset}
 
 
+def test_a_stream_from_beyond_the_end_waits_there(server: RunningServer, publish: Publish) -> None:
+    """It is refused, or begins at the offset that was asked for when the topic reaches it: nothing below is sent."""
+    publish("ahead", 0, 1, 2)
+    options = {"subscribe": "ahead", "startingOffsets": '{"ahead": 5}'}
+    with pytest.raises(DataLost, match="ends at offset 3, before offset 5"):
+        reader_of(server, **options).initialOffset()
+    reader = reader_of(server, **options, failOnDataLoss="false")
+    start = reader.initialOffset()
+    assert offsets_in(start) == {"ahead": 5}
+    publish("ahead", 3, 4)
+    assert reader.latestOffset(start, ALL) == start
+    publish("ahead", 5, 6)
+    assert values_of(reader, start, reader.latestOffset(start, ALL)) == ["5", "6"]
+
+
 def test_each_record_is_in_one_batch(server: RunningServer, publish: Publish) -> None:
     """Batch follows batch without a hole; nothing new gives the same position, to the letter."""
     publish("flow", 1, 2)

@@ -63,15 +63,16 @@ def batch_ranges(
 
 
 def range_of(state: TopicState, start: At, stop: At, losses: list[str]) -> Range:
-    """What there is of a topic between two places."""
+    """What there is of a topic between two places; nothing, at the place itself, from one that is beyond the end."""
     if stop.epoch not in (None, state.epoch):
         losses.append(f"{recreated(state, stop.epoch)}: what it held before offset {stop.offset} is gone")
         return Range(state.name, state.epoch, state.first, state.first)
-    begin, end = _begin(state, start, losses), _placed(state, stop, losses)
-    if begin > end and start.is_explicit and stop.is_explicit:
+    begin, until = _begin(state, start, losses), _placed(state, stop, losses)
+    if begin > until and start.is_explicit and stop.is_explicit:
         raise BadRequest(
             f"topic {state.name!r} is to be read from offset {start.offset}, after offset {stop.offset} where it ends"
         )
+    end = min(until, state.end)
     if begin < min(state.first, end):
         losses.append(lost(state.name, begin, min(state.first, end)))
     begin = max(begin, state.first)
@@ -103,4 +104,4 @@ def _placed(state: TopicState, at: At, losses: list[str]) -> int:
         return state.first if at == EARLIEST else state.end
     if at.offset > state.end:
         losses.append(f"topic {state.name!r} ends at offset {state.end}, before offset {at.offset}")
-    return min(at.offset, state.end)
+    return at.offset
