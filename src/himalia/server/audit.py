@@ -21,6 +21,7 @@ from himalia.log.contract import Batch, Log
 from himalia.protocol import encode
 from himalia.record import Draft, Retention, TopicInfo, format_ts, now_us
 from himalia.server.identity import Principal
+from himalia.server.undivided import Undivided
 from himalia.topics import AUDIT_TOPIC
 
 logger = logging.getLogger("himalia.audit")
@@ -96,6 +97,8 @@ class Audit:
         self._idle = asyncio.Event()
         self._idle.set()
         self._writing: asyncio.Task[None] | None = None
+        self.undivided = Undivided()
+        """For what waits between doing something and recording it, so that neither is without the other."""
 
     async def open(self) -> None:
         """Create the topic if it is not there. ``ConfigurationError`` if a topic of this name is not the server's."""
@@ -116,6 +119,7 @@ class Audit:
         """Append what is queued, unless the log cannot store it within a moment."""
         if self._writing is None:
             return
+        await self.undivided.settle(CLOSE_WITHIN_S)
         for repeated in list(self._repeats):
             self._end_minute(repeated)
         try:

@@ -22,6 +22,7 @@ from himalia.pubsub import PubSubManager
 from himalia.server.audit import SERVER, Audit, AuditEvent
 from himalia.server.identity import Principal
 from himalia.server.kernel_counts import KernelCounts
+from himalia.server.undivided import Undivided
 from himalia.settings import Settings
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class Hosting:
         # Kernels that are being started or attached: not listed yet, and not to be forgotten at the end.
         self._coming: set[asyncio.Task[Any]] = set()
         self._coming_of: Counter[str] = Counter()
-        self._submitting: set[asyncio.Task[Request]] = set()
+        self._submitting = Undivided()
         self._ended: asyncio.Future[None]
 
     # From start to stop
@@ -229,10 +230,7 @@ class Hosting:
             self._record(AuditEvent.CODE_RUN, caller, kernel_id=kernel.id, request_id=request.id)
             return request
 
-        task = asyncio.create_task(submit())
-        self._submitting.add(task)
-        task.add_done_callback(self._submitting.discard)
-        return await asyncio.shield(task)
+        return await self._submitting.run(submit())
 
     async def until_closed(self, kernel: Kernel, request: Request) -> None:
         """Returns when a request is closed. The client may disconnect; the request continues.

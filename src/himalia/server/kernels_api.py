@@ -188,8 +188,12 @@ async def stop_kernel(broker: TheBroker, caller: Caller, kernel_id: KernelId) ->
 async def interrupt_kernel(broker: TheBroker, caller: Caller, kernel_id: KernelId) -> None:
     """Interrupt what the kernel runs; that ends with the error KeyboardInterrupt."""
     kernel = await _kernel(broker, caller, kernel_id, Right.EXECUTE)
-    await kernel.interrupt(caller.name)
-    broker.audit.record(AuditEvent.KERNEL_INTERRUPTED, caller, kernel_id=kernel_id)
+
+    async def interrupt() -> None:
+        await kernel.interrupt(caller.name)
+        broker.audit.record(AuditEvent.KERNEL_INTERRUPTED, caller, kernel_id=kernel_id)
+
+    await broker.audit.undivided.run(interrupt())
 
 
 @router.post("/kernels/{kernel_id}/restart", responses={**NO_KERNEL, **UNAVAILABLE, **FAILED})

@@ -55,8 +55,13 @@ async def create_topic(body: CreateTopicRequest, broker: TheBroker, caller: Call
     """Make a topic, with its own retention if you like."""
     name = check_name(body.name, broker.settings.topic_length_max)
     _require_manage(caller, name)
-    await broker.manager.create_topic(name, body.retention.to_retention() if body.retention else None)
-    broker.audit.record(AuditEvent.TOPIC_CREATED, caller, topic=name)
+    retention = body.retention.to_retention() if body.retention else None
+
+    async def create() -> None:
+        await broker.manager.create_topic(name, retention)
+        broker.audit.record(AuditEvent.TOPIC_CREATED, caller, topic=name)
+
+    await broker.audit.undivided.run(create())
     return CreateTopicResponse(topic=name)
 
 
@@ -73,8 +78,13 @@ async def delete_topic(broker: TheBroker, caller: Caller, name: str = TopicName)
     if name == AUDIT_TOPIC:
         raise Forbidden(f"{name!r} is reserved: its retention alone removes records", topic=name)
     broker.kernels.check_deletable(name)
-    deleted = await broker.manager.delete_topic(name)
-    broker.audit.record(AuditEvent.TOPIC_DELETED, caller, topic=name, records=deleted.end - deleted.first)
+
+    async def delete() -> None:
+        deleted = await broker.manager.delete_topic(name)
+        records = deleted.end - deleted.first
+        broker.audit.record(AuditEvent.TOPIC_DELETED, caller, topic=name, records=records)
+
+    await broker.audit.undivided.run(delete())
     return DeleteTopicResponse(topic=name)
 
 
@@ -159,10 +169,16 @@ async def confirm_clock(broker: TheBroker, caller: Caller) -> ConfirmClockRespon
             f"{caller.name!r} has no right to confirm the clock, by which all topics are kept: that is manage on '>'",
             right=Right.MANAGE,
         )
-    warning = await broker.log.confirm_clock()
+
+    async def confirm() -> str | None:
+        warning = await broker.log.confirm_clock()
+        if warning is not None:
+            broker.audit.record(AuditEvent.CLOCK_CONFIRMED, caller, warning=warning)
+        return warning
+
+    warning = await broker.audit.undivided.run(confirm())
     if warning is None:
         return ConfirmClockResponse(status="unchanged")
-    broker.audit.record(AuditEvent.CLOCK_CONFIRMED, caller, warning=warning)
     return ConfirmClockResponse(status="confirmed", warning=warning)
 
 

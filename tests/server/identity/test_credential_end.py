@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -181,6 +185,68 @@ def test_a_publish_under_way_is_refused(server: RunningServer, remove_shop: Call
     assert status == 401 and b"this key was removed" in body
     with server.http(headers=ADMIN) as http:
         assert http.get("/topics/orders/messages").json()["messages"] == []
+
+
+class Gate:
+    """Something the server does, which is held until the test lets it go on."""
+
+    def __init__(self, server: RunningServer, of: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._server = server
+        self._open = asyncio.Event()
+        self.reached = threading.Event()
+        do = getattr(of, name)
+
+        async def held(*args: Any, **options: Any) -> Any:
+            self.reached.set()
+            await self._open.wait()
+            return await do(*args, **options)
+
+        monkeypatch.setattr(of, name, held)
+
+    def open(self) -> None:
+        self._server.on_loop(self._open.set)
+
+
+def held_kernel(server: RunningServer, name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Gate, str]:
+    with server.http(headers=SHOP) as http:
+        id = http.post("/api/kernels").json()["id"]
+    return Gate(server, type(server.broker.kernels.host.get(id)), name, monkeypatch), f"/api/kernels/{id}"
+
+
+@pytest.mark.parametrize("event", ["topic_created", "topic_deleted", "clock_confirmed", "kernel_interrupted"])
+def test_what_its_caller_does_not_see_the_end_of_is_recorded(
+    serve: Serve, keys: Path, monkeypatch: pytest.MonkeyPatch, event: str
+) -> None:
+    """The key ends while the log commits: the caller is answered 401, it happens, and the trail says so."""
+    shop = SHOP_TABLE + 'manage = [">"]\n'
+    server = serve(keys_file=write_keys(keys, ADMIN_TABLE + shop))
+    broker = server.broker
+    method, path, body = "DELETE", "/topics/orders", None
+    if event == "kernel_interrupted":
+        gate, kernel = held_kernel(server, "interrupt", monkeypatch)
+        method, path = "POST", f"{kernel}/interrupt"
+    elif event == "clock_confirmed":
+
+        async def warned() -> str:
+            return "the clock jumped"
+
+        monkeypatch.setattr(broker.log, "confirm_clock", warned)
+        gate = Gate(server, broker.log, "confirm_clock", monkeypatch)
+        method, path = "POST", "/clock/confirm"
+    elif event == "topic_created":
+        gate = Gate(server, broker.manager, "create_topic", monkeypatch)
+        method, path, body = "POST", "/topics", {"name": "orders"}
+    else:
+        with server.http(headers=ADMIN) as http:
+            http.post("/topics", json={"name": "orders"}).raise_for_status()
+        gate = Gate(server, broker.manager, "delete_topic", monkeypatch)
+    with server.http(headers=SHOP) as http, ThreadPoolExecutor() as pool:
+        answer = pool.submit(http.request, method, path, json=body)
+        assert gate.reached.wait(DEADLINE_S)
+        write_keys(keys, ADMIN_TABLE)
+        assert error_of(answer.result()) == (401, "UNAUTHORIZED")
+    gate.open()
+    until(lambda: [one for one in server.audit_trail(event) if one["caller"] == "key:shop"])
 
 
 def test_nothing_is_logged_as_a_bug(
