@@ -133,7 +133,7 @@ async def test_a_caller_whose_bodies_grow_leaves_a_quarter_to_others() -> None:
     """Lists that are let in small and grow as they are decoded take no more than bodies that come whole."""
     budget = BodyBudget(100 * MIB, DEADLINE_S)
     lists = [await held(budget, "a", 100) for _ in range(3)]
-    while any([can_extend(each, MIB) for each in lists]):
+    while any(can_extend(each, MIB) for each in lists):
         pass
     assert 50 * MIB <= budget.used_bytes <= 75 * MIB
     await asyncio.wait_for(held(budget, "b", MIB), DEADLINE_S)

@@ -8,8 +8,8 @@ import select
 import struct
 import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from pathlib import Path
 from uuid import uuid4
@@ -51,6 +51,27 @@ def refused(wire: Wire) -> tuple[int, str, str]:
 # Deadlines
 
 
+@contextmanager
+def trickling(wire: Wire, data: bytes) -> Iterator[None]:
+    """Send this again and again meanwhile."""
+    stop = threading.Event()
+
+    def trickle() -> None:
+        while not stop.wait(0.05):
+            try:
+                wire.send(data)
+            except OSError:
+                return
+
+    sending = threading.Thread(target=trickle)
+    sending.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        sending.join()
+
+
 @pytest.mark.parametrize("path", ["/topics", "/topics/orders/messages"])
 @pytest.mark.parametrize("length", [1000, None])
 def test_a_body_of_which_nothing_comes_is_given_up(serve: Serve, path: str, length: int | None) -> None:
@@ -68,42 +89,60 @@ def test_a_body_that_trickles_is_given_up(serve: Serve) -> None:
     server.create("orders")
     with Wire(server.port) as wire:
         wire.send(head(server, 1000))
-        stop = threading.Event()
-
-        def trickle() -> None:
-            while not stop.wait(0.05):
-                try:
-                    wire.send(b" ")
-                except OSError:
-                    return
-
-        trickling = threading.Thread(target=trickle)
-        trickling.start()
-        try:
+        with trickling(wire, b" "):
             status, _, body = wire.response()
-        finally:
-            stop.set()
-            trickling.join()
         assert (status, json.loads(body)["error"]["message"]) == (408, "the body was not there after 0.5 s")
+
+
+def chunk(text: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(text), text)
 
 
 def test_lines_that_are_stored_as_they_come_may_take_their_time(serve: Serve) -> None:
     """NDJSON holds nothing, so only silence ends it; then the answer says how much is stored."""
-    server = serve(auth=False, body_timeout_s=0.1, body_idle_timeout_s=0.6)
+    server = serve(auth=False, body_timeout_s=1.2, body_idle_timeout_s=1)
     server.create("orders")
-    line = b'{"payload":1}\n'
     with Wire(server.port) as wire:
         wire.send(head(server, None, kind=NDJSON))
         for _ in range(4):
-            time.sleep(0.1)
-            wire.send(b"%x\r\n%b\r\n" % (len(line) * 500, line * 500))
+            time.sleep(0.4)
+            wire.send(chunk(b'{"payload":1}\n' * 1000))
         assert refused(wire) == (
             408,
             "BODY_TIMEOUT",
-            "nothing of the body came for 0.6 s (the first 2000 messages of the body are stored)",
+            "nothing of the body came for 1 s (the first 4000 messages of the body are stored)",
         )
     with server.http() as http:
-        assert http.get("/topics").json()["topics"][0]["messages"] == 2000
+        assert http.get("/topics").json()["topics"][0]["messages"] == 4000
+
+
+def test_lines_that_come_one_at_a_time_are_stored_before_their_time_is_over(serve: Serve) -> None:
+    """However few they are, so that who sends slowly and steadily is not given up."""
+    server = serve(auth=False, body_timeout_s=1)
+    server.create("orders")
+    with Wire(server.port) as wire:
+        wire.send(head(server, None, kind=NDJSON))
+        for _ in range(16):
+            time.sleep(0.1)
+            wire.send(chunk(b'{"payload":1}\n'))
+        wire.send(chunk(b""))
+        status, _, body = wire.response()
+    assert (status, json.loads(body)["count"]) == (200, 16)
+
+
+@pytest.mark.parametrize("trickle", [b" ", b"\n"])
+def test_lines_of_which_nothing_can_be_stored_are_given_up(serve: Serve, trickle: bytes) -> None:
+    """A line that never ends, or only empty ones: the body has ``body_timeout_s`` from what was stored last."""
+    server = serve(auth=False, body_timeout_s=0.5, body_idle_timeout_s=10)
+    server.create("orders")
+    with Wire(server.port) as wire:
+        wire.send(head(server, None, kind=NDJSON) + chunk(b'{"payload":1}\n' * 1000))
+        with trickling(wire, chunk(trickle)):
+            status, _, body = wire.response()
+        assert (status, json.loads(body)["error"]["message"]) == (
+            408,
+            "nothing of the body could be stored for 0.5 s (the first 1000 messages of the body are stored)",
+        )
 
 
 def test_a_body_that_is_read_slowly_by_the_server_is_not_late(serve: Serve) -> None:
@@ -154,21 +193,12 @@ def test_waiting_for_room_ends_in_a_named_error(serve: Serve) -> None:
     """A body for which there is no room in time is refused with 503, and may be sent again."""
     server = serve(auth=False, bodies_bytes_max=2 * MIB, body_idle_timeout_s=0.3)
     server.create("orders")
-    with Wire(server.port) as first, Wire(server.port) as second, ExitStack() as trickling:
+    with Wire(server.port) as first, Wire(server.port) as second:
         first.send(head(server, MIB))
-        stop = threading.Event()
-
-        def trickle() -> None:
-            while not stop.wait(0.05):
-                first.send(b" ")
-
-        sending = threading.Thread(target=trickle)
-        sending.start()
-        trickling.callback(sending.join)
-        trickling.callback(stop.set)
-        until(lambda: server.on_loop(lambda: server.broker.bodies.used_bytes) == MIB)
-        second.send(head(server, MIB - 1) + b"[")
-        status, code, message = refused(second)
+        with trickling(first, b" "):
+            until(lambda: server.on_loop(lambda: server.broker.bodies.used_bytes) == MIB)
+            second.send(head(server, MIB - 1) + b"[")
+            status, code, message = refused(second)
         assert (status, code) == (503, "TOO_MANY_BODIES")
         assert "within 0.3 s" in message
 

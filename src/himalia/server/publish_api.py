@@ -164,6 +164,11 @@ class Drafts:
             self.add(message)
             await self._turns.give_way()
 
+    @property
+    def is_batch(self) -> bool:
+        """Whether these are enough of NDJSON to be stored together."""
+        return len(self.drafts) >= LINES_AT_ONCE or self.size_bytes >= BYTES_AT_ONCE
+
     def take(self) -> Drafts:
         """What is here, leaving nothing."""
         taken = Drafts(self._drafter, self._topic, self._body, self._count_max, self._turns)
@@ -309,13 +314,14 @@ def _bad_request(error: Exception) -> BadRequest:
 async def _publish_lines(origin: Origin, drafts: Drafts, request: Request) -> Response:
     stored = Stored()
     number, turns = 1, origin.broker.manager.turns
-    whole = origin.producer is not None
+    whole, body = origin.producer is not None, body_of(request.scope)
     try:
         async for line in _lines(request, origin.broker, whole=whole):
             if line.strip():
                 drafts.add(_decode(line))
-            if (len(drafts) >= LINES_AT_ONCE or drafts.size_bytes >= BYTES_AT_ONCE) and not whole:
+            if drafts and not whole and (drafts.is_batch or body.should_store):
                 stored.add(await origin.store(drafts.take(), may_wait=stored.count > 0))
+                body.stored()
             number += 1
             await turns.give_way()
         if drafts:

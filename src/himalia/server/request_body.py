@@ -60,9 +60,21 @@ class RequestBody:
         self._hint = hint
 
     def stream(self, bytes_held: int) -> None:
-        """The body is used up as it comes in: it may have any length, and holds at most so much at a time."""
+        """The body is used up as it comes in: it may have any length, and holds at most so much at a time.
+
+        It has all its time again whenever something of it was stored, see ``stored``.
+        """
         self._streams = True
         self._bytes_max = bytes_held
+
+    def stored(self) -> None:
+        """Something of this body was stored."""
+        self._waited_s = 0.0
+
+    @property
+    def should_store(self) -> bool:
+        """Whether what has come should be stored, however little it is: half of the time for that has passed."""
+        return self._streams and self._waited_s >= self._total_s / 2
 
     async def receive(self) -> Message:
         if self._complete:
@@ -109,7 +121,7 @@ class RequestBody:
             return await self._receive()
         loop = asyncio.get_running_loop()
         began_s = loop.time()
-        left_s = self._idle_s if self._streams else min(self._idle_s, self._total_s - self._waited_s)
+        left_s = min(self._idle_s, self._total_s - self._waited_s)
         try:
             async with asyncio.timeout(max(left_s, 0)):
                 return await self._receive()
@@ -121,6 +133,8 @@ class RequestBody:
     def _too_slow(self, *, is_idle: bool) -> BodyTimeout:
         if is_idle:
             return BodyTimeout(f"nothing of the body came for {self._idle_s:g} s")
+        if self._streams:
+            return BodyTimeout(f"nothing of the body could be stored for {self._total_s:g} s")
         return BodyTimeout(f"the body was not there after {self._total_s:g} s")
 
     def _too_large(self) -> MessageTooLarge:
