@@ -7,6 +7,7 @@ import datetime
 import decimal
 import json
 import math
+import uuid
 from enum import Enum
 from typing import Any
 
@@ -34,6 +35,10 @@ class Rate(Enum):
     ANY = frozenset("ab")
 
 
+class Nothing(Enum):
+    AT_ALL = None
+
+
 @pytest.mark.parametrize(
     "payload",
     [
@@ -45,11 +50,28 @@ class Rate(Enum):
         {math.nan: 1},
         Item(math.nan),
         [Rate.UNKNOWN],
+        decimal.Decimal("NaN"),
+        {"price": decimal.Decimal("-Infinity")},
+        {decimal.Decimal("NaN"): 1},
+        [decimal.Decimal("sNaN")],
     ],
-    ids=["nan", "inf", "in a list", "in a dict", "in a dataclass", "as a key", "in attrs", "in an enum"],
+    ids=[
+        "nan",
+        "inf",
+        "in a list",
+        "in a dict",
+        "in a dataclass",
+        "as a key",
+        "in attrs",
+        "in an enum",
+        "decimal",
+        "infinite decimal",
+        "decimal as a key",
+        "signaling decimal",
+    ],
 )
 def test_a_number_that_json_does_not_have_is_refused(payload: Any) -> None:
-    """NaN and infinities are not stored as null, however deep they lie."""
+    """NaN and infinities are not stored as null or as text, however deep they lie."""
     with pytest.raises(BadRequest, match="JSON has no"):
         encode_payload(payload)
 
@@ -92,6 +114,13 @@ def test_names_that_become_the_same_are_refused() -> None:
         encode_payload({1: "a", "1": "b"})
 
 
+@pytest.mark.parametrize("name", [True, None, (1, 2), Nothing.AT_ALL], ids=repr)
+def test_a_name_that_is_neither_string_nor_number_is_refused(name: Any) -> None:
+    """It is the key that is wrong, and the sentence says so: as values these are JSON."""
+    with pytest.raises(BadRequest, match="keys of a dict are strings or numbers"):
+        encode_payload([{name: 1}])
+
+
 @pytest.mark.parametrize(
     ("payload", "stored"),
     [
@@ -99,11 +128,13 @@ def test_names_that_become_the_same_are_refused() -> None:
         ((1, 2), "[1,2]"),
         (datetime.datetime(2026, 11, 18, tzinfo=datetime.UTC), '"2026-11-18T00:00:00Z"'),
         (decimal.Decimal("1.10"), '"1.10"'),
+        (uuid.UUID(int=1), '"00000000-0000-0000-0000-000000000001"'),
+        ({datetime.date(2026, 11, 18): 1, 1.5: 2}, '{"2026-11-18":1,"1.5":2}'),
         (b"\x00\xff", '"AP8="'),
         (Order(1.5), '{"price":1.5}'),
         (msgspec.Raw(b'{"n": 1.0}'), '{"n": 1.0}'),
     ],
-    ids=["plain", "tuple", "datetime", "decimal", "bytes", "dataclass", "raw"],
+    ids=["plain", "tuple", "datetime", "decimal", "uuid", "keys", "bytes", "dataclass", "raw"],
 )
 def test_what_json_can_say_is_stored(payload: Any, stored: str) -> None:
     """Documented forms stay: times as ISO 8601, decimals as strings, bytes as base64, Raw as it is."""

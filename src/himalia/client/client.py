@@ -217,8 +217,10 @@ class Client:
         headers: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
     ) -> Published:
-        """Store a message; comes back when it is safe. ``payload`` is anything that JSON can say
-        (bytes become base64), or ``msgspec.Raw`` with JSON in it, which is sent as it is.
+        """Store a message; comes back when it is safe. ``payload`` is anything that JSON can say, or ``msgspec.Raw``
+        with JSON in it, which is sent as it is. Decimals, UUIDs and times become text, bytes base64, a dataclass an
+        object, a scalar of numpy its number. ``BadRequest`` refuses what JSON cannot say: NaN, infinities, sets,
+        arrays, other objects, and keys of a dict that are neither strings nor numbers.
 
         A lost connection, or a server that cannot store just now, is retried until ``timeout_s``. That is safe: a
         message has an id (a UUID; made if not given), and the server stores the same id once. Concurrent calls share

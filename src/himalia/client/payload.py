@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from decimal import Decimal
 from enum import Enum
 from typing import Any
 
@@ -17,8 +18,9 @@ DEPTH_MAX = 1000
 def encode_payload(payload: Any) -> bytes:
     """The JSON of a payload. ``msgspec.Raw`` is JSON already and is kept.
 
-    Raises ``BadRequest`` for what JSON cannot say: NaN and infinities, which an encoder would turn into null, and
-    sets, which it would turn into lists in no order. A scalar of numpy counts as the number that it holds.
+    Raises ``BadRequest`` for what JSON cannot say: NaN and infinities, which an encoder would turn into null, or into
+    text if they are Decimals, and sets, which it would turn into lists in no order. A scalar of numpy counts as the
+    number that it holds.
     """
     if isinstance(payload, msgspec.Raw):
         return bytes(payload)
@@ -38,6 +40,8 @@ def _check(value: Any, depth: int) -> None:
         if not math.isfinite(value):
             raise ValueError(f"JSON has no {float(value)!r}; send None or a string in its place")
         return
+    if isinstance(value, Decimal) and not value.is_finite():
+        raise ValueError(f"JSON has no {value}; send None or a string in its place")
     if depth > DEPTH_MAX:
         raise ValueError(f"it is nested more than {DEPTH_MAX} deep")
     if isinstance(value, dict):
@@ -58,8 +62,13 @@ def _check(value: Any, depth: int) -> None:
 
 
 def _check_names(value: dict[Any, Any]) -> None:
-    """Numbers become texts as names, and so the same name as a text beside them."""
-    if any(type(name) is not str for name in value) and len({str(name) for name in value}) < len(value):
+    """Names are strings. Numbers become strings as names, and so the same name as a string beside them."""
+    others = [name for name in value if type(name) is not str]
+    for name in others:
+        held = name.value if isinstance(name, Enum) else name
+        if held is None or isinstance(held, bool | tuple):
+            raise ValueError(f"the keys of a dict are strings or numbers, and {held!r} is neither")
+    if others and len({str(name) for name in value}) < len(value):
         raise ValueError("two keys of a dict are the same name in JSON, such as 1 and '1'")
 
 
