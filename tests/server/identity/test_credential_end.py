@@ -17,6 +17,7 @@ from websockets.exceptions import ConnectionClosed
 
 from himalia.record import now_us
 from himalia.server import credential_end
+from himalia.server.identity import sessions
 from himalia.server.identity.failure import Failure
 from himalia.server.identity.keys_file import KeysFile
 from tests.server.identity.callers import Serve, error_of, write_keys
@@ -249,6 +250,64 @@ def test_what_its_caller_does_not_see_the_end_of_is_recorded(
     until(lambda: [one for one in server.audit_trail(event) if one["caller"] == "key:shop"])
 
 
+def hold_storing(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+    """The disk takes its time with sessions: set when it is asked, and to be set when it may go on."""
+    reached, opened = threading.Event(), threading.Event()
+    write_private = sessions.write_private
+
+    def held(path: Path, content: bytes) -> None:
+        reached.set()
+        assert opened.wait(DEADLINE_S)
+        write_private(path, content)
+
+    monkeypatch.setattr(sessions, "write_private", held)
+    return reached, opened
+
+
+def end_key(server: RunningServer, name: str) -> None:
+    keyring = server.broker.identity._keyring
+    [key] = [key for key in keyring if key.principal.name == name]
+    server.on_loop(lambda: key.principal.credential.end("this key was removed"))
+
+
+async def test_a_revocation_goes_on_when_its_own_caller_is_cut_off(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A session that is forgotten ends with all that it opened, whoever waits for that."""
+    with server.http() as http:
+        http.post("/session", headers=SHOP).raise_for_status()
+        cookie = "; ".join(f"{name}={value}" for name, value in http.cookies.items())
+    with server.http(headers=ADMIN) as http, ThreadPoolExecutor() as pool:
+        [session] = http.get("/sessions").json()["sessions"]
+        async with server.connect(additional_headers={"Cookie": cookie}) as ws:
+            await ask(ws, type="ping")
+            reached, opened = hold_storing(monkeypatch)
+            answer = pool.submit(http.delete, f"/sessions/{session['id']}")
+            assert await asyncio.to_thread(reached.wait, DEADLINE_S)
+            end_key(server, "key:admin")
+            ended = await asyncio.to_thread(answer.result)
+            assert error_of(ended) == (401, "UNAUTHORIZED")
+            opened.set()
+            assert (await hear(ws))["error"]["message"] == "this session was revoked; sign in again"
+    [revoked] = server.audit_trail("session_revoked")
+    assert (revoked["caller"], revoked["session"]) == ("key:admin", session["id"])
+
+
+def test_a_session_whose_maker_is_cut_off_is_recorded(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is there before it is stored, so the trail has it then."""
+    reached, opened = hold_storing(monkeypatch)
+    with server.http() as http, ThreadPoolExecutor() as pool:
+        answer = pool.submit(http.post, "/session", headers=SHOP)
+        assert reached.wait(DEADLINE_S)
+        end_key(server, "key:shop")
+        assert error_of(answer.result()) == (401, "UNAUTHORIZED")
+    opened.set()
+    [created] = server.audit_trail("session_created")
+    assert created["caller"] == "key:shop"
+
+
 def test_nothing_is_logged_as_a_bug(
     server: RunningServer, remove_shop: Callable[[], None], no_errors_logged: None
 ) -> None:
@@ -306,6 +365,14 @@ def test_a_removed_key_ends_its_sessions(server: RunningServer, remove_shop: Cal
             remove_shop()
             assert "sign in again" in "".join(stream.iter_text())
         assert error_of(http.get("/topics")) == (401, "UNAUTHORIZED")
+    [made] = server.audit_trail("session_created")
+    [ended] = server.audit_trail("session_revoked")
+    assert ended == {
+        "event": "session_revoked",
+        "caller": "server",
+        "session": made["session"],
+        "of": "key:shop",
+    }
 
 
 def test_a_session_has_the_rights_of_now(server: RunningServer, keys: Path) -> None:

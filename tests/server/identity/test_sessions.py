@@ -506,6 +506,10 @@ def test_a_caller_sees_and_ends_its_own_sessions(keyed: RunningServer) -> None:
         assert admin.get("/topics").status_code == 200
         assert admin.delete("/sessions").json()["count"] == 1
         assert error_of(admin.get("/topics")) == (401, "UNAUTHORIZED")
+    assert keyed.audit_trail("session_revoked") == [
+        {"event": "session_revoked", "caller": "key:admin", "session": one["id"], "of": one["caller"]}
+        for one in (mine, theirs)
+    ]
 
 
 @pytest.mark.slow

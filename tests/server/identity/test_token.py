@@ -18,6 +18,7 @@ from himalia.settings import Settings
 from tests.cli.running import assert_sentence, himalia
 from tests.server.identity.callers import Serve, error_of
 from tests.server.process import run_serve
+from tests.server.raw import until
 from tests.serving import ask, hear
 
 
@@ -118,6 +119,23 @@ async def test_a_rotated_token_replaces_the_old_one_while_the_server_runs(serve:
 
 
 @pytest.mark.slow
+def test_a_token_that_is_rotated_while_the_server_reads_it_is_noticed(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A change in the moment of the start is one like any other."""
+    read_or_make = TokenFile.read_or_make
+    rotated: list[str] = []
+
+    def overtaken(self: TokenFile) -> str:
+        token = read_or_make(self)
+        rotated.append(self.rotate())
+        return token
+
+    monkeypatch.setattr(TokenFile, "read_or_make", overtaken)
+    with serve().http() as http:
+        until(lambda: http.get("/topics", headers={"X-API-Key": rotated[0]}).status_code == 200)
+
+
 def test_only_a_generated_token_can_be_rotated(serve: Serve) -> None:
     """A token that the operator chose is the operator's to change; one in memory is new at each start."""
     serve(token="correct-horse-battery-staple")

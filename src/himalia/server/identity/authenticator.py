@@ -24,6 +24,7 @@ from himalia.server.identity.secret import check_strength, new_secret
 from himalia.server.identity.sessions import Basis, Session, Sessions
 from himalia.server.identity.sign_ins import SignIns
 from himalia.server.identity.token import TokenFile, beside_log
+from himalia.server.undivided import Undivided
 from himalia.settings import Settings
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ class Authenticator:
             on_revoked=self._revoked_session,
         )
         self._sign_ins = SignIns()
+        self._undivided = Undivided()
         self._looking: asyncio.Task[None] | None = None
 
     def _configure(self, log_url: str) -> None:
@@ -110,8 +112,9 @@ class Authenticator:
     async def open(self) -> None:
         """Read what lies beside the log, which has to be open, and begin to watch what can change."""
         if self._token_file is not None:
-            self.token = await asyncio.to_thread(self._token_file.read_or_make)
+            # Before it is read: one that is rotated meanwhile is seen as a change.
             self._token_watch = FileWatch(self._token_file.path)
+            self.token = await asyncio.to_thread(self._token_file.read_or_make)
             self._keyring.set_token(self.token)
         # What expired before this server ran is nothing that happens now.
         self._end_expired_keys(self._clock())
@@ -231,10 +234,11 @@ class Authenticator:
         principal, basis = await self._by_key(scope, key)
         self._sign_ins.count(principal.name)
         secret, session = self.sessions.create(basis, self._recall(basis) or principal, agent)
-        await self.sessions.save()
+        # Before anything is waited for, which may be cancelled: the session is there.
         details = {"session": session.kept.id, "address": _address(scope)}
         self.on_event("session_created", principal.name, details)
         self.on_event("signed_in", principal.name, details)
+        await self.sessions.save()
         return secret, session
 
     def session(self, scope: Scope) -> Session | None:
@@ -242,22 +246,31 @@ class Authenticator:
         return self._session_of(shown_by(scope))
 
     async def sign_out(self, session: Session) -> None:
-        await self.sessions.remove([session])
-        session.principal.credential.end("signed out")
         self.on_event("signed_out", session.kept.basis.caller, {"session": session.kept.id})
-        self._check_saved()
+        await self._end([session], "signed out")
 
     async def revoke(self, sessions: list[Session], by: Principal) -> None:
-        await self.sessions.remove(sessions)
         for session in sessions:
-            session.principal.credential.end("this session was revoked; sign in again")
             fields = {"session": session.kept.id, "of": session.kept.basis.caller}
             self.on_event("session_revoked", by.name, fields)
-        self._check_saved()
+        await self._end(sessions, "this session was revoked; sign in again")
 
-    def _check_saved(self) -> None:
+    async def _end(self, sessions: list[Session], why: str) -> None:
+        """End sessions with all that they have opened, also if the request that asks for it is cancelled.
+
+        ``SessionsNotStored`` if the file could not be changed: they have ended all the same.
+        """
+        await self._undivided.run(self._remove(sessions, why))
         if not self.sessions.is_saved:
             raise SessionsNotStored()
+
+    async def _remove(self, sessions: list[Session], why: str) -> None:
+        try:
+            await self.sessions.remove(sessions)
+        finally:
+            # Nothing else ends what was opened by a session that is forgotten.
+            for session in sessions:
+                session.principal.credential.end(why)
 
     # What changes while the server runs
 
