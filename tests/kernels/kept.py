@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 from jupyter_client.asynchronous.client import AsyncKernelClient
 from jupyter_client.connect import write_connection_file
@@ -66,12 +67,15 @@ class Nursery:
         self.track(keeper.info.keeper_pid, keeper.info.pid)
         return keeper
 
-    async def start(self, argv: list[str], **launch: Any) -> Keeper:
-        """Any command under a keeper."""
+    async def start(self, argv: list[str], *, lacks: str | None = None, **launch: Any) -> Keeper:
+        """Any command under a keeper; ``lacks`` names what a server of an earlier version does not tell it."""
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         connection_file, _ = write_connection_file(str(self.directory / "connection.json"), key=b"key")
         whole = {"kernel_id": "kept", "cwd": "/", "env": dict(os.environ), **launch}
         made = Launch(argv=argv, connection_file=connection_file, **whole)
+        if lacks is not None:
+            told = {name: value for name, value in msgspec.structs.asdict(made).items() if name != lacks}
+            made = msgspec.defstruct("Launch", list(told))(**told)
         return self.track_keeper(await Keeper.start(self.directory, made))
 
     def manager(self, kernel_name: str = "python3", **traits: Any) -> AsyncKernelManager:

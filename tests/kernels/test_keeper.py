@@ -328,6 +328,15 @@ async def test_an_exit_code_is_told(nursery: Nursery, code: str, returncode: int
     await keeper.release()
 
 
+async def test_a_server_of_the_version_before(nursery: Nursery) -> None:
+    """It does not say how many files the kernel may open: that is the keeper's own limit, as it was."""
+    look = "import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
+    keeper = await nursery.start(python(look), lacks="descriptors")
+    assert await asyncio.wait_for(keeper.wait(), DEADLINE_S) == 0
+    assert keeper.log_tail().strip() == str(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    await keeper.release()
+
+
 async def test_a_kernel_that_fails_at_its_start_says_why(nursery: Nursery) -> None:
     """What it wrote to stderr can be read until it is released."""
     keeper = await nursery.start([sys.executable, "-m", "no_such_kernel"])

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import resource
+from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 from pydantic import ValidationError
@@ -14,6 +16,7 @@ from himalia.kernels.exit_reason import exit_reason
 from himalia.kernels.keeper.limits import Limits
 from himalia.settings import Settings
 from tests.kernels.hosting import Hosting, events, hosting, text_of, until
+from tests.server.process import ServerProcess
 
 __all__ = ["hosting"]
 
@@ -57,6 +60,35 @@ async def test_limits_hold_after_a_restart_and_for_children(hosting: Hosting) ->
     child = f"import subprocess, sys\nprint(subprocess.check_output([sys.executable, '-c', {LIMITS!r}], text=True))"
     assert text_of(await hosting.run(kernel, child)) == f"{expected}\n"
     assert resource.getrlimit(resource.RLIMIT_CPU)[0] == resource.RLIM_INFINITY
+
+
+@pytest.mark.slow
+def test_the_descriptors_of_the_server_are_not_those_of_kernels(tmp_path: Path) -> None:
+    """A kernel may open as many files as the server at its start, before that raised its limit: code that uses
+    ``select`` fails above 1,023. So it is after a restart, also by another server, and the code may raise it."""
+    look = "import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE))"
+    with ServerProcess(tmp_path, descriptors=(600, 2000)) as server:
+        assert psutil.Process(server.pid).rlimit(psutil.RLIMIT_NOFILE) == (2000, 2000)
+        with server.http() as http:
+            kernel = http.post("/api/kernels").raise_for_status().json()["id"]
+            assert cell(http, kernel, look) == "(600, 2000)\n"
+            http.post(f"/api/kernels/{kernel}/restart").raise_for_status()
+            assert cell(http, kernel, look) == "(600, 2000)\n"
+    with ServerProcess(tmp_path, descriptors=(700, 1900)) as server, server.http() as http:
+        assert cell(http, kernel, look) == "(600, 2000)\n"
+        http.post(f"/api/kernels/{kernel}/restart").raise_for_status()
+        assert cell(http, kernel, look) == "(700, 1900)\n"
+        raised = "resource.setrlimit(resource.RLIMIT_NOFILE, (1900, 1900))"
+        assert cell(http, kernel, f"{look}; {raised}; {look}") == "(700, 1900)\n(1900, 1900)\n"
+        http.delete(f"/api/kernels/{kernel}").raise_for_status()
+
+
+def cell(http: httpx.Client, kernel: str, code: str) -> str:
+    """What it prints."""
+    asked = {"code": code, "wait": True}
+    done = http.post(f"/api/kernels/{kernel}/execute", json=asked).raise_for_status().json()
+    assert done["status"] == "ok", done
+    return "".join(output["text"] for output in done["outputs"])
 
 
 async def test_a_later_server_tells_of_the_limits_a_kernel_was_started_with(hosting: Hosting) -> None:

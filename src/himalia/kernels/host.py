@@ -84,8 +84,12 @@ class KernelHost:
         listener: HostListener | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
+        descriptors: int = 0,
     ) -> None:
-        """``clock`` gives the seconds by which requests go stale."""
+        """``clock`` gives the seconds by which requests go stale.
+
+        Kernels may open so many files as ``descriptors`` says, if this process has raised its own limit; 0 if not.
+        """
         self.kernels: dict[str, Kernel] = {}
         self.specs = KernelSpecManager()
         self._listener = listener
@@ -93,6 +97,7 @@ class KernelHost:
         self._settings = settings
         self._tracing = tracing
         self._clock = clock
+        self._descriptors = descriptors
         self._starting = 0
         # Could not be started, and are being ended: not listed, and not to be forgotten at the end.
         self._failed: set[Kernel] = set()
@@ -194,6 +199,7 @@ class KernelHost:
                 env=env,
                 owner=owner,
                 specs=self.specs,
+                descriptors=self._descriptors,
                 # The directory of a log in memory is named after this process: no other server finds it.
                 keeps_files=not self._manager.log.url.startswith("memory:"),
             )
@@ -279,7 +285,7 @@ class KernelHost:
     async def _find_again(self, directory: Path) -> None:
         kernel_id = directory.name
         try:
-            process = await KernelProcess.find(directory, self.specs)
+            process = await KernelProcess.find(directory, self.specs, self._descriptors)
         except KeeperGone:
             self._spawn(self._leftovers.settle(directory))
             return

@@ -93,6 +93,8 @@ class Launch(msgspec.Struct, kw_only=True, omit_defaults=False):
     """Most bytes of address space; 0 for no limit."""
     cpu_s_max: int = 0
     """Most seconds of CPU time; 0 for no limit."""
+    descriptors: int = 0
+    """Open files, which the kernel may raise itself; 0 for the keeper's own limit."""
 
 
 class SpoolState(msgspec.Struct, frozen=True):

@@ -58,6 +58,7 @@ class KernelProcess:
         env: dict[str, str] | None = None,
         owner: str | None = None,
         specs: KernelSpecManager,
+        descriptors: int = 0,
         keeps_files: bool = True,
     ) -> KernelProcess:
         """Start a kernel of this kernelspec, with the variables of ``env`` beside the server's own.
@@ -84,6 +85,7 @@ class KernelProcess:
             keeps_files=keeps_files,
             memory_max=settings.kernel_memory_max,
             cpu_s_max=settings.kernel_cpu_s_max,
+            descriptors=descriptors,
             spool_bytes_max=settings.kernel_spool_bytes,
         )
         manager.provisioner = provisioner
@@ -107,10 +109,12 @@ class KernelProcess:
         return cls(manager, provisioner)
 
     @classmethod
-    async def find(cls, directory: Path, specs: KernelSpecManager) -> KernelProcess:
+    async def find(cls, directory: Path, specs: KernelSpecManager, descriptors: int = 0) -> KernelProcess:
         """The kernel that lives in a directory. Raises ``KeeperGone`` if none does."""
         manager = await reattach(directory, kernel_spec_manager=specs)
         assert isinstance(manager.provisioner, KeeperProvisioner)
+        # For a restart: the next keeper inherits the limit of this server, not of the one that was here before.
+        manager.provisioner.descriptors = descriptors
         return cls(manager, manager.provisioner)
 
     @property

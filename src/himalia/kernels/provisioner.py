@@ -60,6 +60,9 @@ class KeeperProvisioner(LocalProvisioner):
     spool_bytes_max = Integer(SPOOL_BYTES_MAX, config=True, help="The most that its output may take on disk.")
     memory_max = Integer(0, config=True, help="Most bytes of address space; 0 for no limit.")
     cpu_s_max = Integer(0, config=True, help="Most seconds of CPU time; 0 for no limit.")
+    descriptors = Integer(
+        0, config=True, help="Open files, which it may raise itself; 0 for those of its keeper."
+    )
     grace_s = Float(
         GRACE_S, config=True, help="Seconds from SIGTERM to SIGKILL when the keeper ends the kernel."
     )
@@ -213,6 +216,7 @@ class KeeperProvisioner(LocalProvisioner):
             keeps_files=self.keeps_files,
             memory_max=self.memory_max,
             cpu_s_max=self.cpu_s_max,
+            descriptors=self.descriptors,
             spool_bytes_max=self.spool_bytes_max,
             grace_s=self.grace_s,
         )

@@ -209,12 +209,14 @@ def address_group(address: str) -> str:
     return str(ip_network((parsed, IPV6_NETWORK_BITS), strict=False))
 
 
-def raise_descriptor_limit() -> None:
-    """Let this process open as many files as the system allows it to."""
+def raise_descriptor_limit() -> int:
+    """Let this process open as many files as the system allows it to. Returns the limit of before; 0 if it stays."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_MAX)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return 0
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return soft
 
 
 def connections_within_descriptors(connections_max: int) -> int:

@@ -47,7 +47,7 @@ ENCODINGS_AT_ONCE = 2
 class Broker:
     """One server's state, made before the event loop runs and opened on it."""
 
-    def __init__(self, settings: Settings, log: Log | None = None) -> None:
+    def __init__(self, settings: Settings, log: Log | None = None, *, kernel_descriptors: int = 0) -> None:
         self.settings = settings
         self.frontier = Frontier(settings.host, settings.allowed_hosts, settings.allowed_origins)
         self.admission = Admission(
@@ -65,7 +65,7 @@ class Broker:
         self.identity.on_wrong_key = self.refusals.refuse
         tracing = make_tracing() if settings.tracing else None
         self.manager = PubSubManager(self.log, _limits(settings), tracing)
-        self.kernels = Hosting(self.manager, settings, tracing, self.audit)
+        self.kernels = Hosting(self.manager, settings, tracing, self.audit, kernel_descriptors)
         self.tables = Querying(settings.warehouse, settings.queries_max, settings.queries_per_caller)
         self._reading = PipelineReading(self.log)
         self.manager.on_published = self.let_go

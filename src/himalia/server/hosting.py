@@ -55,12 +55,14 @@ class Hosting:
         settings: Settings,
         tracing: RequestTracing | None = None,
         audit: Audit | None = None,
+        kernel_descriptors: int = 0,
     ) -> None:
         self.counts = KernelCounts()
         self._manager = manager
         self._settings = settings
         self._tracing = tracing
         self._audit = audit
+        self._descriptors = kernel_descriptors
         self._host: KernelHost | None = None
         self._closing: asyncio.Task[None] | None = None
         # Kernels that are being started or attached: not listed yet, and not to be forgotten at the end.
@@ -78,7 +80,9 @@ class Hosting:
             return
         from himalia.kernels.host import KernelHost
 
-        self._host = KernelHost(self._manager, self._settings, self._tracing, self)
+        self._host = KernelHost(
+            self._manager, self._settings, self._tracing, self, descriptors=self._descriptors
+        )
         await self._host.open()
 
     def close(self) -> asyncio.Task[None]:

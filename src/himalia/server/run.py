@@ -111,8 +111,7 @@ def serve(settings: Settings, on_started: Callable[[str, str | None], None] | No
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     keep_freed_memory()
     release_freed_memory()
-    raise_descriptor_limit()
-    broker = Broker(settings)
+    broker = Broker(settings, kernel_descriptors=raise_descriptor_limit())
     listener = listen(settings.host, settings.port)
     if not is_loopback(settings.host) and settings.ssl_certfile is None:
         logger.warning(

@@ -16,6 +16,8 @@ class Limits(NamedTuple):
     """Bytes of address space."""
     cpu_s_max: int = 0
     """Seconds of CPU time, from its start to its end."""
+    descriptors: int = 0
+    """Open files, which the process may raise itself: ``select`` fails above 1,023."""
 
     def apply(self) -> None:
         """Set them for this process: called in the child, between fork and exec, where only system calls are safe."""
@@ -25,6 +27,8 @@ class Limits(NamedTuple):
             _limit(resource.RLIMIT_CPU, self.cpu_s_max, self.cpu_s_max + CPU_GRACE_S)
             # SIGXCPU would leave a core file as large as the kernel.
             _limit(resource.RLIMIT_CORE, 0, 0)
+        if self.descriptors:
+            _limit(resource.RLIMIT_NOFILE, self.descriptors, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
 
 
 def _limit(which: int, soft: int, hard: int) -> None:

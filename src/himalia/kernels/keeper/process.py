@@ -132,7 +132,10 @@ class KeeperProcess:
 
     def _start_kernel(self) -> Child:
         launch = self._launch
-        self._limits = Limits(int(launch["memory_max"]), int(launch["cpu_s_max"]))
+        # A server of an earlier version, whose files were replaced while it runs, does not know of the last.
+        self._limits = Limits(
+            int(launch["memory_max"]), int(launch["cpu_s_max"]), int(launch.get("descriptors", 0))
+        )
         try:
             return Child(launch["argv"], cwd=launch["cwd"], env=launch["env"], limits=self._limits)
         except OSError as error:
