@@ -175,7 +175,8 @@ class Settings(BaseSettings):
         30, description="Time in which nothing of a body comes, or in which it waits for room."
     )
     body_timeout_s: PositiveFloat = Field(
-        300, description="Time for a whole body; NDJSON that is stored as it comes in has no such limit."
+        300,
+        description="Time for a whole body; NDJSON that is stored as it comes in has it again with what is stored.",
     )
     anonymous_connections_max: PositiveInt = Field(
         256, description="Most connections of one address that have shown no valid key."

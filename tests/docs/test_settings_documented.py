@@ -45,6 +45,16 @@ def test_a_setting_is_documented_with_its_real_default(operations: str, name: st
     assert meaning
 
 
+def test_the_service_keeps_log_and_spools_on_disk(operations: str) -> None:
+    """Both are in the directory that systemd keeps for it; what is below /run is gone after a reboot."""
+    (unit,) = blocks(section(operations, "## As a systemd service"))
+    lines = [line.removeprefix("Environment=").split("=", 1) for line in unit.lines if "=" in line]
+    settings = {line[0]: line[1] for line in lines if not line[0].startswith("#")}
+    state = f"/var/lib/{settings['StateDirectory']}"
+    assert settings["HIMALIA_LOG"].startswith(f"sqlite://{state}/")
+    assert settings["HIMALIA_RUNTIME_DIR"].startswith(f"{state}/")
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="the documented path is Linux's")
 def test_the_default_log_is_where_the_document_says(
     operations: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

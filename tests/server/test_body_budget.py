@@ -153,10 +153,27 @@ async def test_only_so_many_wait() -> None:
     """Beyond that a body is refused at once: each that waits costs what was read of it before."""
     budget = BodyBudget(100, DEADLINE_S)
     await held(budget, "a", 50)
-    tasks = [waiting_for(budget, "a", 50) for _ in range(WAITING_MAX)]
+    tasks = [waiting_for(budget, str(number), 50) for number in range(WAITING_MAX)]
     await settle()
-    with pytest.raises(TooManyBodies, match="wait to be received"):
+    with pytest.raises(TooManyBodies, match="256 bodies wait to be received, 0 of them from 'b'"):
         await held(budget, "b", 40)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert (budget.used_bytes, budget.waiting_count) == (50, 0)
+
+
+async def test_one_caller_does_not_take_all_places_to_wait() -> None:
+    """Its bodies are refused at once when half of the places are theirs; another caller's wait for room."""
+    budget = BodyBudget(100, DEADLINE_S)
+    await held(budget, "a", 50)
+    tasks = [waiting_for(budget, "a", 50) for _ in range(WAITING_MAX // 2)]
+    await settle()
+    with pytest.raises(TooManyBodies, match="128 bodies wait to be received, 128 of them from 'a'"):
+        await asyncio.wait_for(held(budget, "a", 50), 1)
+    tasks.append(waiting_for(budget, "b", 40))
+    await settle()
+    assert budget.waiting_count == WAITING_MAX // 2 + 1
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

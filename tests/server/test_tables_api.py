@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,8 @@ from himalia.errors import BadQuery, Forbidden, TableNotFound
 from himalia.server import querying
 from himalia.server.query_slots import QuerySlots
 from tests.server.identity.callers import write_keys
-from tests.serving import RunningServer
+from tests.server.raw import until
+from tests.serving import DEADLINE_S, RunningServer
 from tests.tables.sample import write_sample
 
 KEYS = """
@@ -250,6 +253,36 @@ def test_one_callers_slow_queries_hold_up_no_other(
     for thread in slow:
         thread.join(20)
     assert ended == [(503, "SHUTTING_DOWN")] * 6
+
+
+@pytest.mark.slow
+def test_slow_queries_take_no_thread_from_anything_else(
+    serve: Callable[..., RunningServer], warehouse: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However few threads the machine has for kernels, Arrow, sessions and files of keys."""
+    monkeypatch.setattr(querying, "TIME_S", 600.0)
+    before = set(threading.enumerate())
+    server = serve(auth=False, kernels=False, warehouse=warehouse, queries_max=1, queries_per_caller=1)
+    assert server.loop is not None
+    loop, ended = server.loop, threading.Event()
+    with ThreadPoolExecutor(1) as shared:
+        server.on_loop(lambda: loop.set_default_executor(shared))
+
+        def ask() -> None:
+            with server.http() as http:
+                http.get("/tables/messages", params={"where": ENDLESS})
+            ended.set()
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        until(lambda: server.on_loop(lambda: server.broker.tables._asking))
+        asyncio.run_coroutine_threadsafe(asyncio.to_thread(int), loop).result(DEADLINE_S)
+        assert not ended.is_set()
+        server.stop()
+        asking.join(DEADLINE_S)
+    until(
+        lambda: not any(made.name.startswith("himalia-tables") for made in {*threading.enumerate()} - before)
+    )
 
 
 @pytest.mark.slow

@@ -11,7 +11,10 @@ from collections import Counter
 from himalia.errors import TooManyBodies
 
 WAITING_MAX = 256
-"""Bodies that may wait. What the network has read of each of them before it was stopped is not in the budget."""
+"""Bodies that may wait. What the network has read of each of them before it was stopped is not in the budget.
+
+As of the budget, a caller may have as many of these places as stay free for others.
+"""
 SMALL_SHARE = 16
 """A body that needs at most this part of what is free is let in at once, beside the large ones of its caller."""
 SMALL_OF_CALLER = 0.75
@@ -88,12 +91,14 @@ class BodyBudget:
         return Hold(self, caller)
 
     async def take(self, hold: Hold, size: int) -> None:
-        waits_already = any(waiting.hold.caller == hold.caller for waiting in self._waiting)
-        if self._is_small(hold, size) or (not waits_already and self._fits(hold, size)):
+        mine = sum(waiting.hold.caller == hold.caller for waiting in self._waiting)
+        if self._is_small(hold, size) or (not mine and self._fits(hold, size)):
             self._give(hold, size)
             return
-        if len(self._waiting) >= WAITING_MAX:
-            raise TooManyBodies(f"{len(self._waiting)} bodies wait to be received; try again later")
+        if mine >= WAITING_MAX - len(self._waiting):
+            raise TooManyBodies(
+                f"{len(self._waiting)} bodies wait to be received, {mine} of them from {hold.caller!r}; try again later"
+            )
         waiting = _Waiting(hold, size)
         self._waiting[waiting] = None
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from himalia.errors import HimaliaError, ShuttingDown, WarehouseNotFound
@@ -25,15 +26,19 @@ class Querying:
     def __init__(self, warehouse: Path, queries_max: int, queries_per_caller: int) -> None:
         self._warehouse = warehouse.expanduser()
         self._slots = QuerySlots(queries_max, queries_per_caller)
+        # Of its own, so that slow queries leave the threads that everything else shares; one more is for the listing.
+        self._threads = ThreadPoolExecutor(queries_max + 1, "himalia-tables")
         self._idle: list[QueryProcess] = []
-        self._asking: dict[asyncio.Task[bytes], QueryProcess] = {}
+        self._asking: dict[asyncio.Future[bytes], QueryProcess] = {}
         # The one listing under way, which all who ask for it share; it needs no slot.
-        self._listing: asyncio.Task[bytes] | None = None
+        self._listing: asyncio.Future[bytes] | None = None
         self._resting: asyncio.TimerHandle | None = None
         self._is_closing = False
 
     async def describe(self) -> bytes:
         """What tables there are, as JSON; none if the pipeline has not run yet."""
+        if self._is_closing:
+            raise _shutting_down()
         if self._listing is None or self._listing.done():
             self._listing = self._start(Question(str(self._warehouse), time_s=TIME_S))
         try:
@@ -72,16 +77,17 @@ class Querying:
         if self._resting is not None:
             self._resting.cancel()
         self._rest()
+        self._threads.shutdown(wait=False)
 
-    def _start(self, question: Question) -> asyncio.Task[bytes]:
+    def _start(self, question: Question) -> asyncio.Future[bytes]:
         process = self._idle.pop() if self._idle else QueryProcess()
-        # A task of its own: its caller may go away, but until the process has answered no other can ask it.
-        asking = asyncio.create_task(asyncio.to_thread(_ask_process, process, question))
+        # Not awaited by its caller alone, who may go away: until the process has answered no other can ask it.
+        asking = asyncio.get_running_loop().run_in_executor(self._threads, _ask_process, process, question)
         self._asking[asking] = process
         asking.add_done_callback(self._done)
         return asking
 
-    async def _answer(self, asking: asyncio.Task[bytes]) -> bytes:
+    async def _answer(self, asking: asyncio.Future[bytes]) -> bytes:
         try:
             return await asyncio.shield(asking)
         except HimaliaError:
@@ -89,7 +95,7 @@ class Querying:
                 raise _shutting_down() from None
             raise
 
-    def _done(self, asking: asyncio.Task[bytes]) -> None:
+    def _done(self, asking: asyncio.Future[bytes]) -> None:
         self._idle.append(self._asking.pop(asking))
         if not asking.cancelled():
             asking.exception()  # its caller gets it; if that has gone, it is not an accident to warn of
