@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from himalia.settings import Settings
 from tests.cli.up import Up
 from tests.serving import RunningServer
 
@@ -49,6 +50,14 @@ def assert_first_commands_pass(up: Up) -> None:
             assert "a pipeline runs already and has taken in" in done.stdout
         else:
             assert without_times(done.stdout) == without_times(output)
+
+
+def test_the_first_screen_names_the_limits() -> None:
+    """Whoever reads no further knows that records are deleted by default, when, and that there is one node."""
+    first_screen = " ".join(README.split("```")[0].split())
+    days = Settings().retention_age_s / 86_400
+    assert f"records are deleted after {days:g} days" in first_screen
+    assert "one node" in first_screen
 
 
 @pytest.fixture

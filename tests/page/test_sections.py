@@ -7,11 +7,13 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from playwright.sync_api import Page, Route, expect
 
 from tests.page.browser import goto
 from tests.page.warehouse import KERNELS, write_busy_hour
+from tests.server.raw import RawWebSocket, until
 from tests.serving import RunningServer, start_server
 
 pytestmark = pytest.mark.slow
@@ -141,6 +143,32 @@ def test_how_the_server_is(page: Page, tabled: RunningServer) -> None:
     expect(page.get_by_text("All is well")).to_be_visible()
     expect(page.locator(".tile", has_text="Commit takes").locator(".tile-value")).to_contain_text("ms")
     expect(page.locator(".tile", has_text="Up for")).to_contain_text("protocol 1")
+
+
+def test_the_last_minute_of_the_server_is_there_at_once(
+    page: Page, server: RunningServer, http: httpx.Client
+) -> None:
+    """Published and delivered are drawn from the first answer, with what came before the page was opened."""
+    server.create("orders")
+    with RawWebSocket(server) as viewer:
+        viewer.ask(type="subscribe", topic="orders", client_id="v")
+        http.post("/topics/orders/messages", json=[{"payload": one} for one in range(50)]).raise_for_status()
+        until(lambda: sum(http.get("/stats").json()["last_minute"]["delivered"]) == 50)
+    answers = iter([True])
+
+    def only_once(route: Route) -> None:
+        if next(answers, False):
+            route.continue_()
+
+    page.route("**/stats", only_once)
+    goto(page, server, "#/system")
+    for name in ("Published", "Delivered"):
+        tile = page.locator(".tile").filter(has=page.get_by_role("heading", name=name, exact=True))
+        expect(tile.locator(".tile-note")).to_have_text("50 since the start")
+        points = str(tile.locator(".spark-line").get_attribute("points")).split()
+        heights = [float(point.partition(",")[2]) for point in points]
+        assert len(heights) == 60
+        assert min(heights) < max(heights)
 
 
 def test_what_health_complains_about_is_told_in_words(page: Page, tabled: RunningServer) -> None:

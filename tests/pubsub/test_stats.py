@@ -8,6 +8,8 @@ import msgspec
 import pytest
 
 from himalia.log.contract import Batch
+from himalia.pubsub.activity import SECONDS
+from himalia.pubsub.stats import LastMinute, Meter
 from himalia.record import Draft
 from tests.pubsub.conftest import Room, Viewer
 
@@ -36,6 +38,33 @@ async def test_stats_tell_of_topics_subscribers_and_totals(room: Room) -> None:
     assert stats.dropped == 7
     assert {one.client_id: one.dropped for one in stats.subscribers} == {"quick": 0, "slow": 7}
     assert stats.rates.published > 0
+
+
+def test_the_last_minute_is_sixty_samples_oldest_first() -> None:
+    """Each sample adds what came since the one before, at the end; before the start there are zeros, after a minute
+    the oldest goes."""
+    meter = Meter()
+    nothing = [0] * SECONDS
+    assert meter.last_minute() == LastMinute(nothing, nothing, nothing)
+    seconds = [(second, 3 * second, second % 2) for second in range(1, 2 * SECONDS)]
+    for count, (published, delivered, dropped) in enumerate(seconds, start=1):
+        meter.published += published
+        meter.delivered += delivered
+        meter.dropped += dropped
+        meter.sample()
+        padding = [0] * (SECONDS - count)
+        kept = seconds[max(count - SECONDS, 0) : count]
+        columns = (padding + list(column) for column in zip(*kept, strict=True))
+        assert meter.last_minute() == LastMinute(*columns)
+
+
+def test_what_came_since_the_last_sample_is_in_the_next() -> None:
+    """The second that is under way is not shown, so that no figure grows after it was told."""
+    meter = Meter()
+    meter.published += 7
+    assert sum(meter.last_minute().published) == 0
+    meter.sample()
+    assert meter.last_minute().published == [0] * (SECONDS - 1) + [7]
 
 
 async def test_stats_are_frozen(room: Room) -> None:
