@@ -41,3 +41,11 @@ def test_a_promise_has_tests_that_exist(cells: list[str]) -> None:
         assert (ROOT / path).exists(), path
         for part in filter(None, name.split("::")):
             assert part in names_in(path), f"{path}::{part}"
+
+
+def test_make_fuzz_is_the_run_that_the_document_tells_of() -> None:
+    """The same frames: with another seed the figures would be of another run."""
+    told = section((DOCS / "security.md").read_text(), "### Differential fuzzing")
+    (command,) = re.findall(r".*websocket_fuzz --frames.*", (ROOT / "Makefile").read_text())
+    (seed,) = re.findall(r"--seed \d+", told)
+    assert seed in command
