@@ -121,18 +121,22 @@ def test_a_line_of_ndjson_is_no_longer_than_a_message_whatever_bulk_bytes_max(se
         assert http.get("/topics").json()["topics"][0]["messages"] == 1
 
 
-def test_the_body_of_any_other_call_is_limited_by_message_bytes_max(serve: Serve) -> None:
-    """No call takes a body of any length into memory."""
-    server = serve(auth=False, message_bytes_max=1000)
+@pytest.mark.parametrize("message_bytes_max", [1000, 10_000_000])
+def test_the_body_of_a_call_that_takes_fields_has_at_most_64_kib(
+    serve: Serve, message_bytes_max: int
+) -> None:
+    """Whether it says its length or comes in chunks, and however large messages may be."""
+    server = serve(auth=False, message_bytes_max=message_bytes_max)
 
-    def large() -> Any:
-        for _ in range(300):
-            yield b" " * 100_000
+    def create(content: Any) -> httpx.Response:
+        return http.post("/topics", content=content, headers={"Content-Type": "application/json"})
 
     with server.http() as http:
-        answer = http.post("/topics", content=large(), headers={"Content-Type": "application/json"})
-        assert (answer.status_code, code_of(answer)) == (413, "MESSAGE_TOO_LARGE")
-        assert http.post("/topics", json={"name": "orders"}).status_code == 201
+        for name, chunked in (("whole", False), ("chunked", True)):
+            text = json.dumps({"name": name}).encode().ljust(64 * 1024)
+            answer = create(iter([text, b" "]) if chunked else text + b" ")
+            assert (answer.status_code, code_of(answer)) == (413, "MESSAGE_TOO_LARGE")
+            assert create(iter([text]) if chunked else text).status_code == 201
 
 
 @pytest.mark.parametrize("kind", ["list", "long list", "lines with a producer"])
