@@ -40,7 +40,13 @@ execute = [">"]
 [keys.auditor]
 key = "auditor-0123456789-0123456789"
 manage = ["audit.events"]
+
+[keys.idle]
+key = "idle-0123456789-0123456789"
+subscribe = [">"]
+limits = { queries = 0 }
 """
+IDLE = {"X-API-Key": "idle-0123456789-0123456789"}
 ADMIN = {"X-API-Key": "admin-0123456789-0123456789"}
 AUDITOR = {"X-API-Key": "auditor-0123456789-0123456789"}
 
@@ -71,6 +77,12 @@ def trail(http: httpx.Client, server: RunningServer) -> list[dict[str, Any]]:
     answer = http.get(f"/topics/{AUDIT_TOPIC}/messages", params={"limit": 100_000})
     assert answer.status_code == 200, answer.text
     return [one["message"]["payload"] for one in answer.json()["messages"]]
+
+
+def end_minutes(server: RunningServer) -> None:
+    """As if a minute had passed since each event that is being counted."""
+    for repeated in list(server.broker.audit._repeats):
+        server.broker.audit._end_minute(repeated)
 
 
 # What is recorded
@@ -119,13 +131,44 @@ def test_a_repeated_query_of_a_table_is_counted(
     ]
     assert audited.on_loop(counted) == {"topic = 'a'": 2, "topic = 'b'": 0}
 
-    def end_minute() -> None:
-        for repeated in list(audited.broker.audit._repeats):
-            audited.broker.audit._end_minute(repeated)
-
-    audited.on_loop(end_minute)
+    audited.on_loop(lambda: end_minutes(audited))
     last = trail(auditor, audited)[-1]
     assert (last["event"], last["where"], last["count"]) == ("table_queried", "topic = 'a'", 2)
+
+
+def queries(http: httpx.Client, server: RunningServer, caller: str) -> list[dict[str, Any]]:
+    return [one for one in trail(http, server) if (one["event"], one["caller"]) == ("table_queried", caller)]
+
+
+def test_a_caller_cannot_fill_the_trail_with_queries(
+    audited: RunningServer, admin: httpx.Client, auditor: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond so many different ones within a minute the trail has only how many there were."""
+    monkeypatch.setattr(module, "REPEATS_OF_CALLER_MAX", 5)
+    before = len(queries(auditor, audited, "key:admin"))
+    for number in range(8):
+        admin.get("/tables/messages", params={"where": f"topic = 'many{number}'"})
+    audited.on_loop(lambda: end_minutes(audited))
+    *single, rest = queries(auditor, audited, "key:admin")[before:]
+    assert len(single) <= 5 and set(rest) == {"event", "caller", "at", "count"}
+    assert len(single) + rest["count"] == 8
+
+
+def test_a_long_condition_is_shortened_in_the_trail(
+    audited: RunningServer, admin: httpx.Client, auditor: httpx.Client
+) -> None:
+    """Enough to know it by."""
+    audited.on_loop(lambda: end_minutes(audited))
+    admin.get("/tables/messages", params={"where": "topic = '" + "x" * 5000 + "'"})
+    assert len(queries(auditor, audited, "key:admin")[-1]["where"]) == 203
+
+
+def test_a_query_that_never_ran_is_not_recorded(audited: RunningServer, auditor: httpx.Client) -> None:
+    """It was wrong in itself, or had no slot: nothing was read."""
+    with audited.http(headers=IDLE) as http:
+        assert http.get("/tables/messages").status_code == 429
+        assert http.get("/tables/messages", params={"limit": -1}).status_code == 422
+    assert queries(auditor, audited, "key:idle") == []
 
 
 # Who may read it

@@ -34,7 +34,9 @@ TEXT_MAX = 1_000
 RETRY_S = 1.0
 REPEATS_S = 60.0
 REPEATS_MAX = 1_000
-"""Events that are counted at a time; beyond that each is a record of its own."""
+"""Events that are told apart at a time, over all callers."""
+REPEATS_OF_CALLER_MAX = 100
+"""Events that differ in their fields, and are told apart, of one caller within a minute."""
 CLOSE_WITHIN_S = 2.0
 MARK = "audit"
 """The header by which the server knows its own topic from one that a user made earlier."""
@@ -149,15 +151,25 @@ class Audit:
     def record_repeated(self, event: AuditEvent, caller: Principal, /, **fields: str | None) -> None:
         """As ``record``, but what is equal and follows within a minute becomes one record, with its ``count``.
 
-        The page asks the same of the tables every few seconds; one record each would push everything else out.
+        The page asks the same of the tables every few seconds; one record each would push everything else out. So
+        would one for each of a caller's thousands of different questions: beyond so many only their number is kept.
         """
         repeated = (event, caller.name, tuple(fields.items()))
-        if repeated in self._repeats:
-            self._repeats[repeated] += 1
-            return
-        self.record(event, caller, **fields)
-        if len(self._repeats) < REPEATS_MAX:
-            self._repeats[repeated] = 0
+        if repeated not in self._repeats and self._has_many(event, caller.name):
+            repeated = (event, caller.name, ())
+            self._count_from(repeated, 0)
+        elif repeated not in self._repeats:
+            self.record(event, caller, **fields)
+            self._count_from(repeated, -1)
+        self._repeats[repeated] += 1
+
+    def _has_many(self, event: AuditEvent, caller: str) -> bool:
+        mine = sum(known[:2] == (event, caller) for known in self._repeats)
+        return mine >= REPEATS_OF_CALLER_MAX or len(self._repeats) >= REPEATS_MAX
+
+    def _count_from(self, repeated: _Repeated, count: int) -> None:
+        if repeated not in self._repeats:
+            self._repeats[repeated] = count
             asyncio.get_running_loop().call_later(REPEATS_S, self._end_minute, repeated)
 
     def _end_minute(self, repeated: _Repeated) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -55,12 +56,17 @@ class Querying:
         order: str | None,
         columns: list[str] | None,
         limit: int,
+        on_begin: Callable[[], None],
     ) -> bytes:
-        """Rows of a table, as JSON. Raises what ``Tables`` raises, and ``QueryTooLarge`` when it takes too long."""
+        """Rows of a table, as JSON. Raises what ``Tables`` raises, and ``QueryTooLarge`` when it takes too long.
+
+        ``on_begin`` is called when it has a slot, just before it runs.
+        """
         await self._slots.acquire(caller.name, TIME_S, caller.limits.queries)
         if self._is_closing:
             self._slots.release(caller.name)
             raise _shutting_down()
+        on_begin()
         asking = self._start(
             Question(str(self._warehouse), name, where, order, columns, limit, BYTES_MAX, TIME_S)
         )

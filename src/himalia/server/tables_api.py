@@ -17,6 +17,8 @@ from himalia.server.topics_api import ERRORS
 
 LIMIT = 100
 TEXT_MAX = 10_000
+WHERE_SHOWN_MAX = 200
+"""How much of a condition the audit trail has."""
 
 NO_TABLE: dict[int | str, dict[str, Any]] = {404: {"model": ErrorResponse, "description": "No such table"}}
 NO_ENGINE: dict[int | str, dict[str, Any]] = {
@@ -85,10 +87,16 @@ async def read_table(
 ) -> Response:
     """Rows of a table. Bounded in rows, bytes and time; nothing can be changed by it."""
     _require_all(caller)
-    broker.audit.record_repeated(AuditEvent.TABLE_QUERIED, caller, table=name, where=where)
+    shown = where if where is None or len(where) <= WHERE_SHOWN_MAX else where[:WHERE_SHOWN_MAX] + "..."
+
+    def record() -> None:
+        broker.audit.record_repeated(AuditEvent.TABLE_QUERIED, caller, table=name, where=shown)
+
     wanted = None if columns is None else [column.strip() for column in columns.split(",")]
     return _json(
-        await broker.tables.read(name, caller=caller, where=where, order=order, columns=wanted, limit=limit)
+        await broker.tables.read(
+            name, caller=caller, where=where, order=order, columns=wanted, limit=limit, on_begin=record
+        )
     )
 
 
