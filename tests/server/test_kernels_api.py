@@ -374,13 +374,18 @@ def test_a_body_is_limited(shared: RunningServer, http: httpx.Client, kernel: st
     )
 
 
-def test_a_timeout_interrupts_the_kernel(http: httpx.Client, kernel: str) -> None:
+def test_a_timeout_interrupts_the_kernel(
+    http: httpx.Client, kernel: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """The request ends as `timeout` with what it had said, and the next one runs."""
+    caplog.set_level("INFO", "himalia.kernels.runner")
     code = "print('begun', flush=True)\nimport time\ntime.sleep(600)"
     result = run(http, kernel, code, timeout_s=0.5)
     assert (result["status"], printed(result)) == ("timeout", "begun\n")
     assert "0.5 s" in result["reason"]
     assert run(http, kernel, "2 + 2")["status"] == "ok"
+    [line] = [one for one in caplog.records if "ran longer than" in one.getMessage()]
+    assert vars(line)["caller"] == "anonymous"
 
 
 def test_cancelling(http: httpx.Client, kernel: str) -> None:

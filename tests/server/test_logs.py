@@ -8,15 +8,20 @@ import logging
 import re
 import sys
 import time
+from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import pytest
+from websockets.exceptions import InvalidStatus
 
+from himalia.log.contract import Batch
+from himalia.server.drafting import Drafter
 from himalia.server.logs import HideCancelled, HideTokens, JsonLines, TextLines
 from tests.server.process import ServerProcess
 from tests.server.raw import RawWebSocket, frame
-from tests.serving import RunningServer, message
+from tests.serving import RunningServer, ask, message
 
 UTC = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z\Z")
 
@@ -73,6 +78,56 @@ def test_an_error_of_a_client_is_no_error_of_the_server(
     """Whatever clients do wrong, the log stays free of warnings."""
     conversation(server)
     assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+def broken(*_: Any, **__: Any) -> Any:
+    raise ZeroDivisionError
+
+
+def not_stored(batch: Batch) -> asyncio.Future[Any]:
+    failed = asyncio.get_running_loop().create_future()
+    failed.set_exception(ZeroDivisionError())
+    return failed
+
+
+PUBLISH = {"type": "publish", "topic": "orders", "message": message(1)}
+SUBSCRIBE = {"type": "subscribe", "topic": "orders", "client_id": "v"}
+
+
+@pytest.mark.parametrize(
+    ("part", "fails", "sent", "said"),
+    [
+        ("broker.manager.publish", not_stored, PUBLISH, "publishing to orders of token failed"),
+        ("broker.manager.subscribe", broken, SUBSCRIBE, "a command of token could not be handled"),
+        ("broker.manager.unsubscribe", broken, {**SUBSCRIBE, "type": "unsubscribe"}, "a command of token"),
+        ("draft", broken, PUBLISH, "a message of token could not be handled"),
+        ("broker.admit", broken, None, "the WebSocket endpoint failed for token"),
+    ],
+    ids=["publish", "subscribe", "unsubscribe", "message", "handshake"],
+)
+async def test_a_bug_on_a_websocket_is_logged_with_its_caller(
+    serve: Callable[..., RunningServer],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    part: str,
+    fails: Callable[..., Any],
+    sent: dict[str, Any] | None,
+    said: str,
+) -> None:
+    """In the text and, for programs, as a field."""
+    server = serve(kernels=False)
+    server.create("orders")
+    owner, _, name = part.rpartition(".")
+    monkeypatch.setattr(attrgetter(owner)(server) if owner else Drafter, name, fails)
+    if sent is None:
+        with pytest.raises(InvalidStatus):
+            await server.connect()
+    else:
+        async with server.connect() as ws:
+            assert (await ask(ws, **sent))["error"]["code"] == "INTERNAL"
+    [line] = [one for one in caplog.records if one.levelno == logging.ERROR]
+    assert line.getMessage().startswith(said)
+    assert vars(line)["caller"] == "token"
 
 
 def record(text: str, *arguments: Any, **fields: Any) -> logging.LogRecord:

@@ -761,7 +761,8 @@ def test_a_bug_is_told_as_internal_and_the_server_goes_on(
     server.broker.log.topics = topics  # type: ignore[method-assign]
     assert error_of(answer) == (500, "INTERNAL")
     assert "secret" not in answer.text
-    assert any("GET /topics of anonymous failed" in record.getMessage() for record in caplog.records)
+    [line] = [one for one in caplog.records if "GET /topics of anonymous failed" in one.getMessage()]
+    assert vars(line)["caller"] == "anonymous"
     with server.http() as another:
         assert another.get("/topics").status_code == 200
 

@@ -283,6 +283,7 @@ class Runner:
             request.id,
             request.code.caller,
             request.code.timeout_s,
+            extra={"caller": request.code.caller},
         )
         self._stop(request)
         self._close(

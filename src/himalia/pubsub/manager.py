@@ -201,6 +201,7 @@ class PubSubManager:
             subscriber.pattern,
             len(positions),
             subscriber.policy,
+            extra={"caller": subscriber.owner or "server"},
         )
         return Subscribed(positions, [gap for gap in gaps if gap.topic in positions])
 

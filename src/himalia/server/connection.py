@@ -145,7 +145,7 @@ class Connection:
         except HimaliaError as error:
             self._refuse(error, message.request_id if message else request_id_of(data))
         except Exception:
-            logger.exception("a message could not be handled")
+            self._log_bug("a message")
             self._refuse(
                 InternalError("the server failed on this message; its log says why"), request_id_of(data)
             )
@@ -261,7 +261,9 @@ class Connection:
                 error if isinstance(error, HimaliaError) else InternalError("publishing failed in the server")
             )
             if known is not error:
-                logger.error("publishing to %s failed", topic, exc_info=error)
+                name = self.principal.name
+                extra = {"caller": name}
+                logger.error("publishing to %s of %s failed", topic, name, exc_info=error, extra=extra)
             for request_id in request_ids:
                 self._refuse(known, request_id)
         self._flush_soon()
@@ -292,7 +294,7 @@ class Connection:
         except HimaliaError as error:
             self._refuse(error, message.request_id)
         except Exception:
-            logger.exception("a command could not be handled")
+            self._log_bug("a command")
             self._refuse(
                 InternalError("the server failed on this command; its log says why"), message.request_id
             )
@@ -365,6 +367,10 @@ class Connection:
         )
         self._broker.metrics.count_error(error.code)
         self._reply(error_message(error, request_id))
+
+    def _log_bug(self, what: str) -> None:
+        name = self.principal.name
+        logger.exception("%s of %s could not be handled", what, name, extra={"caller": name})
 
     def _version(self) -> bytes:
         """The protocol version in the first answer, nothing in later ones."""

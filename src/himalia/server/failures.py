@@ -144,7 +144,8 @@ async def _on_disconnect(request: Request, error: Exception) -> JSONResponse:
 async def _on_bug(request: Request, error: Exception) -> JSONResponse:
     principal = request.scope.get("state", {}).get("principal")
     caller = principal.name if principal is not None else "unknown"
-    logger.error("%s %s of %s failed", request.method, request.url.path, caller, exc_info=error)
+    what = request.method, request.url.path, caller
+    logger.error("%s %s of %s failed", *what, exc_info=error, extra={"caller": caller})
     return error_response(
         InternalError("the server failed on this request; its log says why"), request.url.path
     )

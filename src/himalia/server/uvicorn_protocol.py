@@ -104,7 +104,10 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         except ClientDisconnected:
             pass
         except BaseException:
-            self.logger.exception("the WebSocket endpoint failed")
+            admitted = self.app_state.get(STATE_KEY)
+            caller = (admitted.caller if isinstance(admitted, Admitted) else None) or "unknown"
+            extra = {"caller": caller}
+            self.logger.exception("the WebSocket endpoint failed for %s", caller, extra=extra)
             self.send_500_response()
         # An attached connection lives on without its task; this saves its memory.
         if self.connection is None and self.close_timer is None:
