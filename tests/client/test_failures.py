@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import httpx
 import pytest
 
 from himalia import errors
@@ -44,3 +45,12 @@ def test_only_the_named_exceptions_are_translated() -> None:
     ):
         raise ConnectionRefusedError(111, "refused")
     assert isinstance(caught.value.__cause__, ConnectionRefusedError)
+
+
+def test_the_cause_of_an_error_without_words_is_named() -> None:
+    """httpx raises an empty ``ReadError`` for a connection that was reset; the hint depends on why it ended."""
+    with (
+        pytest.raises(errors.ConnectionFailed, match="reset by peer; if the server asks for a client"),
+        translating("https://h", httpx.ReadError),
+    ):
+        raise httpx.ReadError("") from ConnectionResetError(104, "Connection reset by peer")

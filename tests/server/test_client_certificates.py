@@ -40,12 +40,18 @@ def test_a_required_client_certificate_is_asked_for(
     """Without one of the named authorities there is no connection; with one it is answered, and told of HSTS."""
     cert, key = certificate
     server = serve(
-        auth=False, ssl_certfile=cert, ssl_keyfile=key, ssl_ca_certs=cert, ssl_cert_reqs="required"
+        auth=False,
+        ssl_certfile=cert,
+        ssl_keyfile=key,
+        ssl_ca_certs=cert,
+        ssl_cert_reqs="required",
+        allowed_hosts=["broker.example.com"],
     )
     without, having = (ssl.create_default_context(cafile=str(cert)) for _ in range(2))
     having.load_cert_chain(cert, key)
     with server.http(verify=having) as http:
-        assert http.get("/health").headers["strict-transport-security"].startswith("max-age=")
+        answer = http.get("/health", headers={"Host": "broker.example.com"})
+        assert answer.headers["strict-transport-security"].startswith("max-age=")
     with server.http(verify=without) as http, pytest.raises(httpx.TransportError):
         http.get("/health")
 

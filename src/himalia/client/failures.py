@@ -88,14 +88,20 @@ def _sentence(url: str, error: Exception) -> str:
         return f"no server answers at {url}; start one with 'himalia serve', or check the URL"
     if isinstance(error, TimeoutError) or "Timeout" in type(error).__name__:
         return f"{url} does not answer in time"
-    reason = " ".join(str(error).split()) or type(error).__name__
+    reason = next((told for cause in _chain(error) if (told := " ".join(str(cause).split()))), None)
+    reason = reason or type(error).__name__
     return f"the connection to {url} failed: {reason}{hint_for(url, reason)}"
 
 
-def _was_refused(error: BaseException | None) -> bool:
-    """Whether nobody listens there. Libraries wrap that in exceptions of their own, several deep."""
+def _was_refused(error: BaseException) -> bool:
+    return any(
+        isinstance(cause, ConnectionRefusedError) or "Connect call failed" in str(cause)
+        for cause in _chain(error)
+    )
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """The exception and those that caused it: libraries wrap them several deep, some without a word."""
     while error is not None:
-        if isinstance(error, ConnectionRefusedError) or "Connect call failed" in str(error):
-            return True
+        yield error
         error = error.__cause__ or error.__context__
-    return False

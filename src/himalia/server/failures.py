@@ -19,7 +19,7 @@ from starlette.routing import compile_path
 from himalia.errors import BadRequest, ErrorCode, HimaliaError, InternalError
 from himalia.protocol import clipped
 from himalia.server.reference import api_document
-from himalia.server.security_headers import security_headers
+from himalia.server.security_headers import TRANSPORT_SECURITY, demands_tls, security_headers
 
 logger = logging.getLogger("himalia.server")
 
@@ -146,6 +146,9 @@ async def _on_bug(request: Request, error: Exception) -> JSONResponse:
     caller = principal.name if principal is not None else "unknown"
     what = request.method, request.url.path, caller
     logger.error("%s %s of %s failed", *what, exc_info=error, extra={"caller": caller})
-    return error_response(
-        InternalError("the server failed on this request; its log says why"), request.url.path
-    )
+    told = InternalError("the server failed on this request; its log says why")
+    answer = error_response(told, request.url.path)
+    if demands_tls(request.scope):  # Starlette answers a bug outside all middleware
+        name, value = TRANSPORT_SECURITY
+        answer.headers[name] = value
+    return answer

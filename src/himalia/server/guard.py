@@ -12,7 +12,7 @@ from himalia.server.credential_end import run_until_end
 from himalia.server.kernels_api import is_of_code
 from himalia.server.request_body import STATE_KEY as BODY_KEY
 from himalia.server.request_body import RequestBody
-from himalia.server.security_headers import add_security_headers
+from himalia.server.security_headers import add_security_headers, demands_tls
 
 FIELDS_BYTES_MAX = 64 * 1024
 """Largest body of a call that takes a few fields, which are checked at one stroke. Publishing has limits of its own."""
@@ -65,11 +65,11 @@ class Guard:
 
 
 def _secured(scope: Scope, send: Send) -> Send:
-    is_tls = scope["scheme"] in ("https", "wss")
+    is_strict = demands_tls(scope)
 
     async def send_secured(message: Message) -> None:
         if message["type"] in ("http.response.start", "websocket.http.response.start"):
-            add_security_headers(message, is_tls=is_tls)
+            add_security_headers(message, demands_tls=is_strict)
         await send(message)
 
     return send_secured

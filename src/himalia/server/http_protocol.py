@@ -18,8 +18,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from himalia.pubsub.turns import Turns
 from himalia.server.admission import STATE_KEY, Admitted
+from himalia.server.identity.origin import is_loopback
 from himalia.server.logs import RareWarnings
-from himalia.server.security_headers import security_headers
+from himalia.server.security_headers import security_headers, with_transport_security
 from himalia.server.send_queue import unacknowledged_bytes
 
 logger = logging.getLogger("himalia.server")
@@ -241,7 +242,9 @@ class HttpProtocol(HttpToolsProtocol):
         if is_answering:
             self.transport.abort()
         else:
-            self.transport.write(self._refusal)
+            # The host header may not have been read; a browser that connected to a loopback address is on this machine.
+            is_strict = self.scheme == "https" and not is_loopback(self.server[0] if self.server else "")
+            self.transport.write(with_transport_security(self._refusal) if is_strict else self._refusal)
             self.finish()
 
     # What the parser says

@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import MutableMapping
 from typing import Any
 
+from starlette.datastructures import Headers
+from starlette.types import Scope
+
+from himalia.server.identity.origin import host_of, is_loopback
+
 POLICY = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 """For everything that is not a page: nothing may be loaded, run or framed."""
-TRANSPORT_SECURITY = "max-age=31536000"
+TRANSPORT_SECURITY = ("Strict-Transport-Security", "max-age=31536000")
 
 _HEADERS = {
     "Content-Security-Policy": POLICY,
@@ -18,18 +23,35 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 _ENCODED = [(name.lower().encode(), value.encode()) for name, value in _HEADERS.items()]
-_OVER_TLS = (b"strict-transport-security", TRANSPORT_SECURITY.encode())
+_OVER_TLS = (TRANSPORT_SECURITY[0].lower().encode(), TRANSPORT_SECURITY[1].encode())
+
+
+def demands_tls(scope: Scope) -> bool:
+    """Whether the answer to this request has to have ``Strict-Transport-Security``.
+
+    Browsers apply it to a host name with all its ports, so it is not sent for names of the browser's own machine,
+    where other servers speak plain HTTP.
+    """
+    return scope["scheme"] in ("https", "wss") and not is_loopback(
+        host_of(Headers(scope=scope).get("host", ""))
+    )
 
 
 def security_headers() -> dict[str, str]:
     return dict(_HEADERS)
 
 
-def add_security_headers(start: MutableMapping[str, Any], *, is_tls: bool) -> None:
+def add_security_headers(start: MutableMapping[str, Any], *, demands_tls: bool) -> None:
     """Give an ``http.response.start`` those that it lacks; a page has a policy of its own."""
     headers = list(start.get("headers", []))
     present = {name.lower() for name, _ in headers}
     headers += [pair for pair in _ENCODED if pair[0] not in present]
-    if is_tls:
+    if demands_tls:
         headers.append(_OVER_TLS)
     start["headers"] = headers
+
+
+def with_transport_security(answer: bytes) -> bytes:
+    """A whole HTTP answer with ``Strict-Transport-Security`` added."""
+    status, _, rest = answer.partition(b"\r\n")
+    return b"%b\r\n%b: %b\r\n%b" % (status, *_OVER_TLS, rest)

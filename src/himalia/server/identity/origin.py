@@ -29,7 +29,7 @@ class Frontier:
     def check(self, headers: Mapping[str, str]) -> None:
         """``Forbidden`` unless host and origin are ours or allowed. No Origin means: not a browser."""
         authority = headers.get("host", "")
-        if not self._is_our_host(_host_of(authority)):
+        if not self._is_our_host(host_of(authority)):
             raise Forbidden(f"this server does not answer to host {authority!r}; see --allowed-hosts")
         origin = headers.get("origin")
         if origin is None or origin.lower().rstrip("/") in self._origins:
@@ -57,7 +57,8 @@ def _authority_of(origin: str) -> str:
         return ""
 
 
-def _host_of(authority: str) -> str:
+def host_of(authority: str) -> str:
+    """The name or address in a ``Host``; empty if there is none."""
     try:
         return (urlsplit(f"//{authority}").hostname or "").lower()
     except ValueError:
