@@ -26,7 +26,7 @@ from benchmarks.patience import TICKS_PER_S, busy_ticks
 from benchmarks.peers.himalia import HIMALIA
 from benchmarks.section import Results, Section, Target, median_of, spread
 from himalia.log import open_log
-from himalia.log.contract import Batch
+from himalia.log.api import Batch
 from himalia.record import Draft
 from himalia.spark.session import start_session
 

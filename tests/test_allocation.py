@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from himalia.allocation import KEPT_BYTES, FreedMemory, release_freed_memory
+from himalia.malloc import KEPT_BYTES, FreedMemory, release_freed_memory
 
 BASE = 50_000_000
 

@@ -15,7 +15,7 @@ import platformdirs
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from himalia.runtime import checked_warehouse, default_warehouse
+from himalia.local_server import checked_warehouse, default_warehouse
 
 KIB, MIB = 1024, 1024 * 1024
 FLOAT_MAX = 1e10

@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 
 from himalia.log import open_log
-from himalia.log.contract import Batch
+from himalia.log.api import Batch
 from himalia.record import Draft
 from himalia.topics import AUDIT_TOPIC
 from tests.cli.running import Running, Server, assert_sentence, himalia

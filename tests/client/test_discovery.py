@@ -8,8 +8,8 @@ import pytest
 from himalia.client import Client
 from himalia.client.discovery import Finder
 from himalia.errors import BadRequest, ConnectionFailed
-from himalia.runtime import RunningServer as Announced
-from himalia.runtime import announce
+from himalia.local_server import RunningServer as Announced
+from himalia.local_server import announce
 from tests.serving import RunningServer
 
 

@@ -15,8 +15,8 @@ import pytest
 
 from himalia.client import Client
 from himalia.errors import ConnectionFailed, HimaliaError, Unauthorized
-from himalia.proof import Challenge, is_same_machine
 from himalia.spark.connector.connection import Address, Connection
+from himalia.token_proof import Challenge, is_same_machine
 from tests.cli.running import assert_sentence, himalia
 from tests.serving import DEADLINE_S, RunningServer
 
@@ -245,7 +245,7 @@ def test_a_proof_is_for_one_nonce_and_one_token() -> None:
     one, two = Challenge(TOKEN), Challenge(TOKEN)
     assert one.path.partition("&")[0] == two.path.partition("&")[0] and one.path != two.path
     assert TOKEN not in one.path
-    from himalia.proof import digest_of, proof_of
+    from himalia.token_proof import digest_of, proof_of
 
     nonce = one.path.rpartition("=")[2]
     assert one.is_met(proof_of(digest_of(TOKEN), nonce))

@@ -20,8 +20,8 @@ import pytest
 from websockets.sync.client import connect
 
 from himalia.errors import HimaliaError
-from himalia.log.sqlite.failures import translate
-from himalia.runtime import RunningServer, announce
+from himalia.local_server import RunningServer, announce
+from himalia.log.sqlite.errors import translate
 from himalia.server.broker import Broker
 from himalia.server.identity.token import TokenFile
 from himalia.server.run import _config, listen

@@ -26,7 +26,7 @@ from himalia.kernels.request import Code, Request
 from himalia.kernels.result import ExecutionResult, ExecutionStatus
 from himalia.kernels.wire import KernelMessage
 from himalia.log import open_log
-from himalia.log.contract import Log
+from himalia.log.api import Log
 from himalia.pubsub import PubSubManager
 from himalia.record import Record
 from himalia.settings import Settings

@@ -14,7 +14,7 @@ from himalia.kernels import bridge as module
 from himalia.kernels.bridge import Bridge
 from himalia.kernels.records import event_draft
 from himalia.log import open_log
-from himalia.log.contract import Appended, Batch, Log
+from himalia.log.api import Appended, Batch, Log
 from tests.kernels.hosting import DEADLINE_S, events, records, until
 from tests.kernels.messages import message
 

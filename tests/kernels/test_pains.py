@@ -23,7 +23,7 @@ from himalia.kernels.records import headers_of
 from himalia.kernels.request import Code
 from himalia.kernels.result import ExecutionResult
 from himalia.kernels.wire import NOT_ON_IOPUB, Wire
-from himalia.log.contract import Appended, Batch
+from himalia.log.api import Appended, Batch
 from himalia.record import Record
 from himalia.settings import Settings
 from tests.kernels.fake_kernel import FakeKernel

@@ -21,7 +21,7 @@ from himalia.kernels.request import Code, Request
 from himalia.kernels.runner import Runner
 from himalia.kernels.wire import KernelMessage, Wire
 from himalia.log import open_log
-from himalia.log.contract import Appended, Batch, Log
+from himalia.log.api import Appended, Batch, Log
 from himalia.record import Record, now_us
 from tests.kernels.hosting import ended, events, records, until
 

@@ -9,7 +9,7 @@ import pytest
 
 from himalia.errors import LogUnavailable, TopicNotFound
 from himalia.log import Batch
-from himalia.log.columns import Columns, Joined
+from himalia.log.columnar import Columns, Joined
 from himalia.record import Draft, Retention
 
 from .backends import Backend, add, read_all, soon

@@ -10,7 +10,7 @@ import pytest
 
 from himalia.errors import ConfigurationError, HimaliaError, TooManyProducers
 from himalia.log import Batch
-from himalia.log.sqlite.schema import MIGRATIONS
+from himalia.log.sqlite.database import MIGRATIONS
 from himalia.record import Retention
 
 from .backends import Backend, add, drafts, soon

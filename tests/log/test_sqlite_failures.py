@@ -14,8 +14,8 @@ import pytest
 from himalia.errors import InternalError, LogFull, LogLocked, LogReadOnly, LogUnavailable
 from himalia.log import Batch
 from himalia.log.sqlite import SqliteLog
-from himalia.log.sqlite.failures import translate
-from himalia.log.sqlite.jobs import StopJob
+from himalia.log.sqlite.commands import StopJob
+from himalia.log.sqlite.errors import translate
 from himalia.log.sqlite.store import Store
 from himalia.record import Draft, Retention
 from tests.disk import fill_up, mount, small_file_system

@@ -22,9 +22,9 @@ from himalia.errors import (
     LogTooNew,
     LogUnavailable,
 )
-from himalia.log.sqlite import SqliteLog, last_name, lock
+from himalia.log.sqlite import SqliteLog, lock
 from himalia.log.sqlite.backup import backup, restore
-from himalia.log.sqlite.schema import MIGRATIONS
+from himalia.log.sqlite.database import MIGRATIONS
 
 from .backends import Backend, add, eventually, read_all, soon
 from .processes import APPENDER, BACKUP, CONTENDER, FORKER, HOLDER, read_line, run
@@ -211,8 +211,8 @@ class TestOtherNames:
                 raise PermissionError(13, "Permission denied")
             return length(path)
 
-        length = last_name.length
-        monkeypatch.setattr(last_name, "length", unreadable)
+        length = lock.length
+        monkeypatch.setattr(lock, "length", unreadable)
         await sqlite.open_at(moved)
 
     async def test_a_backup_is_not_in_use(self, sqlite: Backend, tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from himalia.log import Batch
-from himalia.log.sqlite import retention, store, writer
-from himalia.log.sqlite.jobs import AppendJob
-from himalia.log.sqlite.wide import ROWS_MAX, VARIABLES_MAX, WideInsert
+from himalia.log.sqlite import maintenance, store, writer
+from himalia.log.sqlite.commands import AppendJob
+from himalia.log.sqlite.store import ROWS_MAX, VARIABLES_MAX, WideInsert
 from himalia.record import Draft, Retention
 
 from .backends import Backend, add, drafts, read_all, soon
@@ -42,7 +42,7 @@ class StepsWatch:
         self._steps = 0
         self._entered: list[int] = []
         self._written: list[int] = []
-        step, write, submit = retention.Upkeep.step, store.Store.write, writer.Writer.submit
+        step, write, submit = maintenance.Upkeep.step, store.Store.write, writer.Writer.submit
 
         def counted_step(upkeep: Any, *args: Any, **kwargs: Any) -> Any:
             self._steps += 1
@@ -57,7 +57,7 @@ class StepsWatch:
             if isinstance(job, AppendJob):
                 self._entered.append(self._steps)
 
-        monkeypatch.setattr(retention.Upkeep, "step", counted_step)
+        monkeypatch.setattr(maintenance.Upkeep, "step", counted_step)
         monkeypatch.setattr(store.Store, "write", counted_write)
         monkeypatch.setattr(writer.Writer, "submit", counted_submit)
 
@@ -123,7 +123,7 @@ class TestRetentionInSteps:
         waited = await watch.append_while(log, "other", is_going_on)
         # One may begin between the writer's last look at the queue and the append's arrival there.
         assert max(waited) <= 1
-        assert log.stats().steps >= ROWS // retention.STEP_ROWS - 1
+        assert log.stats().steps >= ROWS // maintenance.STEP_ROWS - 1
         assert [record.offset for record in await read_all(log, "t")] == list(range(ROWS - 10, ROWS))
 
     async def test_readers_see_no_hole_meanwhile(self, sqlite: Backend) -> None:
@@ -162,7 +162,7 @@ class TestRetentionInSteps:
 
     async def test_large_records_make_small_steps(self, sqlite: Backend, monkeypatch: Any) -> None:
         """A step removes only so many bytes, however few records they are."""
-        monkeypatch.setattr("himalia.log.sqlite.cutting.STEP_BYTES", 10_000)
+        monkeypatch.setattr("himalia.log.sqlite.trim.STEP_BYTES", 10_000)
         log = await sqlite.open()
         await log.create("t", Retention(count=1))
         await soon(log.append(Batch("t", [Draft(f"{n}", b"x" * 4000) for n in range(50)])))
@@ -195,7 +195,7 @@ class TestErasing:
         await log.delete("t")
         await log.create("t")
         assert list((await add(log, "t", 1)).offsets) == [0]
-        assert log.stats().steps - before < ROWS // retention.STEP_ROWS
+        assert log.stats().steps - before < ROWS // maintenance.STEP_ROWS
         await log.enforce_retention()
         await log.close()
         assert sqlite.query("SELECT count(*) FROM records") == [(1,)]
@@ -274,7 +274,7 @@ class TestErasing:
         self, sqlite: Backend, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Topics that come and go do not wait in memory for the age at which their records would be removed."""
-        monkeypatch.setattr(retention, "STALE_MAX", 10)
+        monkeypatch.setattr(maintenance, "STALE_MAX", 10)
         log = await sqlite.open()
         for number in range(100):
             await log.create(f"t{number}", Retention(age_s=1000))

@@ -13,12 +13,12 @@ import pytest
 
 from himalia.errors import HimaliaError
 from himalia.log import open_log
-from himalia.log.contract import Appended, Batch
+from himalia.log.api import Appended, Batch
 from himalia.protocol import text_payloads
 from himalia.pubsub import Outlet, PubSubManager, Subscriber
 from himalia.pubsub.filters import compile_filter
 from himalia.pubsub.manager import Limits, Subscribed
-from himalia.pubsub.subscriber import Start
+from himalia.pubsub.subscription import Start
 from himalia.record import Draft, Retention
 from himalia.server.codecs import WEBSOCKET
 

@@ -7,8 +7,8 @@ import uuid
 from hypothesis import given
 from hypothesis import strategies as st
 
-from himalia.log.contract import Batch
-from himalia.pubsub.activity import SECONDS, Activity
+from himalia.log.api import Batch
+from himalia.pubsub.stats import SECONDS, Activity
 from himalia.record import Draft
 from tests.pubsub.conftest import Room
 

@@ -16,7 +16,7 @@ from himalia.errors import FilterFailed
 from himalia.pubsub.delivery import FILTERING_S
 from himalia.pubsub.filters import compile_filter
 from himalia.pubsub.filters.cost import STEPS_MAX
-from himalia.pubsub.subscriber import Start
+from himalia.pubsub.subscription import Start
 from himalia.record import Record
 from tests.pubsub.conftest import Room, Viewer
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from himalia.errors import BadFilter, FilterFailed
 from himalia.pubsub.filters import compile_filter
-from himalia.pubsub.filters.nodes import render
 from himalia.pubsub.filters.parser import parse
+from himalia.pubsub.filters.syntax_tree import render
 from himalia.record import Record
 
 HEADERS = {"source": "web", "a b": "c", "n": 5}

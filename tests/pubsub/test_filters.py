@@ -9,7 +9,7 @@ import pytest
 from himalia.errors import BadFilter, TooManySubscriptions
 from himalia.pubsub.filters import VARIABLES, Filter, compile_filter, filter
 from himalia.pubsub.manager import Limits
-from himalia.pubsub.subscriber import Start
+from himalia.pubsub.subscription import Start
 from himalia.record import Record
 from tests.pubsub.conftest import Room, Viewer, make_room
 

@@ -14,10 +14,10 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from himalia.errors import TopicNotFound
 from himalia.log import open_log
-from himalia.log.contract import Batch
+from himalia.log.api import Batch
 from himalia.pubsub import PubSubManager, Subscriber
 from himalia.pubsub.manager import Limits
-from himalia.pubsub.subscriber import Start
+from himalia.pubsub.subscription import Start
 from himalia.record import Draft, Retention
 from tests.pubsub.conftest import Viewer
 

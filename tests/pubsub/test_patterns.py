@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from himalia.pubsub.subscriber import Start
+from himalia.pubsub.subscription import Start
 from tests.pubsub.conftest import Room, Viewer
 
 

@@ -7,9 +7,8 @@ import uuid
 import msgspec
 import pytest
 
-from himalia.log.contract import Batch
-from himalia.pubsub.activity import SECONDS
-from himalia.pubsub.stats import LastMinute, Meter
+from himalia.log.api import Batch
+from himalia.pubsub.stats import SECONDS, LastMinute, Meter
 from himalia.record import Draft
 from tests.pubsub.conftest import Room, Viewer
 

@@ -14,7 +14,7 @@ import pytest
 from himalia.pubsub import Cursor, Subscriber
 from himalia.pubsub.delivery import ENCODED_AT_ONCE
 from himalia.pubsub.manager import Limits, Subscribed
-from himalia.pubsub.subscriber import Start
+from himalia.pubsub.subscription import Start
 from himalia.pubsub.turns import Turns
 from himalia.server.subscribing import compile_checked
 from himalia.settings import Settings

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from himalia.log.columns import columns_of
-from himalia.log.contract import Chunk
+from himalia.log.api import Chunk
+from himalia.log.columnar import columns_of
 from himalia.protocol import encode
 from himalia.record import Record
 from himalia.server.arrow import ArrowStream, _split

@@ -17,7 +17,7 @@ import pytest
 
 from himalia.errors import ConfigurationError, LogFull
 from himalia.log import open_log
-from himalia.log.contract import Appended, Batch
+from himalia.log.api import Appended, Batch
 from himalia.log.memory import MemoryLog
 from himalia.record import Draft, Retention
 from himalia.server import audit as module

@@ -16,7 +16,7 @@ import httpx
 import pyarrow as pa
 import pytest
 
-from himalia.log.columns import Columns
+from himalia.log.columnar import Columns
 from himalia.server import read_api
 from himalia.server.arrow import ArrowStream
 from himalia.server.broker import ENCODINGS_AT_ONCE

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from himalia.log.columns import Columns
+from himalia.log.columnar import Columns
 from tests.server.process import ServerProcess
 from tests.server.raw import Wire, until
 from tests.serving import RunningServer

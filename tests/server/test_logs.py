@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from websockets.exceptions import InvalidStatus
 
-from himalia.log.contract import Batch
+from himalia.log.api import Batch
 from himalia.server.drafting import Drafter
 from himalia.server.logs import HideCancelled, HideTokens, JsonLines, TextLines
 from tests.server.process import ServerProcess

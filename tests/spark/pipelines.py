@@ -12,7 +12,7 @@ from typing import Any
 from deltalake import DeltaTable
 
 from himalia.errors import TopicExists
-from himalia.log.contract import Batch
+from himalia.log.api import Batch
 from himalia.record import Draft
 from himalia.spark.run import Pipeline, Summary
 from himalia.spark.warehouse.layout import TABLES

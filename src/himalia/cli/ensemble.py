@@ -21,7 +21,7 @@ from himalia.cli.child import Child, Ended, Said
 from himalia.cli.output import abandon_stdout, print_error, print_warning, write_line
 from himalia.cli.setting_flags import flag_of
 from himalia.errors import InternalError
-from himalia.runtime import RunningServer, default_warehouse, page_address, running_servers
+from himalia.local_server import RunningServer, default_warehouse, page_address, running_servers
 from himalia.settings import Settings
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)

@@ -8,7 +8,7 @@ import typer
 
 from himalia.cli.output import abandon_stdout, write_line
 from himalia.cli.setting_flags import read_settings, with_flags
-from himalia.runtime import page_address
+from himalia.local_server import page_address
 from himalia.settings import Settings
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)

@@ -10,7 +10,7 @@ import typer
 from himalia.cli.connecting import Json, make_app
 from himalia.cli.output import print_json, print_warning, write_line
 from himalia.errors import ConfigurationError
-from himalia.runtime import RunningServer, page_address, running_servers
+from himalia.local_server import RunningServer, page_address, running_servers
 
 if TYPE_CHECKING:
     from himalia.server.identity.token import TokenFile

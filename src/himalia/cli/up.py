@@ -12,8 +12,8 @@ from himalia.cli.connecting import make_app
 from himalia.cli.quantities import parse_duration
 from himalia.cli.setting_flags import read_settings, with_flags
 from himalia.errors import ConfigurationError, HimaliaError
+from himalia.local_server import page_address, running_servers
 from himalia.log import open_log, sqlite_path
-from himalia.runtime import page_address, running_servers
 from himalia.settings import Settings
 
 app = make_app()

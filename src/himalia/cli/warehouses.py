@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from himalia.runtime import checked_warehouse, default_warehouse
+from himalia.local_server import checked_warehouse, default_warehouse
 
 WarehouseOption = Annotated[
     Path | None,

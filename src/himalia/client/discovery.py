@@ -10,8 +10,8 @@ from urllib.request import getproxies, proxy_bypass
 import msgspec
 
 from himalia.errors import BadRequest, ConnectionFailed
-from himalia.proof import is_web_token
-from himalia.runtime import RunningServer, running_servers
+from himalia.local_server import RunningServer, running_servers
+from himalia.token_proof import is_web_token
 
 NO_SERVER = "no server runs on this machine; start one with 'himalia serve', or give a URL (HIMALIA_URL)"
 _SCHEMES = {"http": "http", "https": "https", "ws": "http", "wss": "https"}

@@ -1,4 +1,4 @@
-"""Having a server prove that it knows the token before the token is sent to it; see ``himalia.proof``.
+"""Having a server prove that it knows the token before the token is sent to it; see ``himalia.token_proof``.
 
 The proof is asked for on the very connection that the token is then sent over, once for each connection.
 """
@@ -16,7 +16,7 @@ import msgspec
 from himalia.client.discovery import Address
 from himalia.client.failures import error_from_answer
 from himalia.errors import ConnectionFailed, ErrorCode, HimaliaError
-from himalia.proof import ANSWER_BYTES_MAX, Challenge, is_same_machine, not_proven
+from himalia.token_proof import ANSWER_BYTES_MAX, Challenge, is_same_machine, not_proven
 
 PROOF_TIMEOUT_S = 10.0
 _PASSED_ON = (

@@ -20,7 +20,7 @@ from himalia.kernels.channels import channel_of
 from himalia.kernels.records import KernelEvent, draft_of, event_draft
 from himalia.kernels.seldom import Seldom
 from himalia.kernels.wire import KernelMessage
-from himalia.log.contract import Appended, Batch
+from himalia.log.api import Appended, Batch
 from himalia.record import Draft
 
 logger = logging.getLogger("himalia.kernels.bridge")

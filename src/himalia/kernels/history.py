@@ -27,7 +27,7 @@ from himalia.kernels.records import (
 )
 from himalia.kernels.result import ExecutionError, ExecutionResult, ExecutionStatus
 from himalia.kernels.wire import KernelMessage
-from himalia.log.contract import Chunk, Log
+from himalia.log.api import Chunk, Log
 from himalia.record import Record
 
 CHUNK_RECORDS = 1000

@@ -48,11 +48,11 @@ from himalia.kernels.recovery import (
 from himalia.kernels.result import ExecutionResult
 from himalia.kernels.tracing import RequestTracing
 from himalia.kernels.wire import Wire
+from himalia.local_server import make_private, runtime_directory
 from himalia.log import sqlite_path
-from himalia.log.contract import Batch
+from himalia.log.api import Batch
 from himalia.pubsub import PubSubManager
 from himalia.record import now_us
-from himalia.runtime import make_private, runtime_directory
 from himalia.settings import Settings
 
 logger = logging.getLogger("himalia.kernels")

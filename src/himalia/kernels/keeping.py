@@ -23,7 +23,7 @@ from himalia.kernels.keeper import place
 from himalia.kernels.keeper.limits import Limits
 from himalia.kernels.keeper.logfile import log_tail
 from himalia.kernels.keeper.spool import SPOOL_BYTES_MAX, Spooled, read_spool
-from himalia.runtime import make_private
+from himalia.local_server import make_private
 
 __all__ = [
     "Keeper",

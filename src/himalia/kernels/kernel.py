@@ -38,7 +38,7 @@ from himalia.kernels.result import ExecutionStatus
 from himalia.kernels.runner import Runner
 from himalia.kernels.shell import Asked, ShellPort
 from himalia.kernels.wire import Fault, FaultKind, KernelMessage
-from himalia.log.contract import Log
+from himalia.log.api import Log
 from himalia.record import Draft, now_us
 
 logger = logging.getLogger("himalia.kernels")

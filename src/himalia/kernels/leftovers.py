@@ -31,7 +31,7 @@ from himalia.kernels.recovery import (
     open_requests,
 )
 from himalia.kernels.wire import NOT_ON_IOPUB, Fault, FaultKind, Wire
-from himalia.log.contract import Batch
+from himalia.log.api import Batch
 from himalia.pubsub import PubSubManager
 from himalia.settings import Settings
 

@@ -31,7 +31,7 @@ from himalia.kernels.keeping import (
     remove_leftovers,
 )
 from himalia.kernels.ports import PortBlock, find_ports, reserve
-from himalia.runtime import make_private, runtime_directory
+from himalia.local_server import make_private, runtime_directory
 
 _IGNORED = {"stdin", "stdout", "stderr", "independent", "kernel_id", "extra_arguments", "start_new_session"}
 """Arguments of a launch that the keeper decides, or that jupyter_client has dealt with."""

@@ -25,7 +25,7 @@ from himalia.kernels.records import (
 )
 from himalia.kernels.result import ExecutionStatus
 from himalia.kernels.wire import KernelMessage, Wire
-from himalia.log.contract import Log
+from himalia.log.api import Log
 from himalia.record import Draft, Record
 
 CHUNK = 4000

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import TypedDict, Unpack
 
 from himalia.errors import ConfigurationError
-from himalia.log.clock import TimeSource
-from himalia.log.contract import (
+from himalia.log.api import (
     Appended,
     Batch,
     Change,
@@ -18,6 +17,7 @@ from himalia.log.contract import (
     LogStats,
     Watch,
 )
+from himalia.log.clock import TimeSource
 from himalia.record import Retention
 
 __all__ = [

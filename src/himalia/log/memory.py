@@ -9,15 +9,15 @@ from itertools import takewhile
 from typing import TypeVar
 
 from himalia.errors import HimaliaError, LogUnavailable, TopicNotFound
+from himalia.log.api import Appended, Batch, Chunk, Health, LogStats
+from himalia.log.cache import Run, within
 from himalia.log.clock import LogClock, SystemTime, TimeSource
-from himalia.log.columns import Columns, columns_of
-from himalia.log.contract import Appended, Batch, Chunk, Health, LogStats
-from himalia.log.ids import RecentIds
+from himalia.log.columnar import Columns, columns_of
+from himalia.log.dedup import RecentIds
 from himalia.log.producers import ProducerMark, Producers
-from himalia.log.sparing import Spared
-from himalia.log.staging import Group, TopicState, World
-from himalia.log.tail import Run, within
-from himalia.log.watching import LocalWatch, Watchers
+from himalia.log.retention_hold import Spared
+from himalia.log.transaction import Group, TopicState, World
+from himalia.log.watch import LocalWatch, Watchers
 from himalia.record import Position, Record, Retention, TopicInfo
 from himalia.topics import check_name
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class MemoryLog:
-    """A log that ends with the process; see ``himalia.log.contract.Log``.
+    """A log that ends with the process; see ``himalia.log.api.Log``.
 
     A topic keeps its last 100 records unless ``retention``, or the topic's own, says otherwise. A server-wide
     count of 0 means these 100 too: only a topic may ask to grow without limit.

@@ -1,10 +1,9 @@
 """Publish and subscribe on a log: every subscriber is a set of cursors, one for each topic it follows."""
 
-from himalia.pubsub.cursor import Cursor
 from himalia.pubsub.manager import PubSubManager
 from himalia.pubsub.outlet import Codec, Outlet
 from himalia.pubsub.stats import PubSubStats, Rates, SubscriberStats, TopicStats
-from himalia.pubsub.subscriber import Policy, Start, Subscriber
+from himalia.pubsub.subscription import Cursor, Policy, Start, Subscriber
 from himalia.pubsub.topic import Topic
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Moving cursors: once per tick of the event loop, from the tail or, further back, from the log.
+"""Moves cursors: once per tick of the event loop, from the tail or, further back, from the log.
 
 A commit marks its topic, a transport that can take more marks its outlet; neither mark carries data. The tick
 then serves every cursor concerned and writes once to each outlet.
@@ -8,23 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
-from collections.abc import Coroutine, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Coroutine, Iterable, Sequence
+from heapq import heappop, heappush
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from himalia.errors import FilterFailed, InternalError, LogUnavailable, SlowConsumer, TopicNotFound
-from himalia.log.contract import Chunk, Log
-from himalia.pubsub.cursor import Cursor
-from himalia.pubsub.due import DueCursors
+from himalia.log.api import Chunk, Log
+from himalia.pubsub.feed import Encoded, View
 from himalia.pubsub.filters import Filter
 from himalia.pubsub.outlet import Outlet
-from himalia.pubsub.stats import Meter
-from himalia.pubsub.tail import Encoded, View
+from himalia.pubsub.stats import Meter, Tracing
+from himalia.pubsub.subscription import Cursor
 from himalia.pubsub.topic import Topic
-from himalia.pubsub.tracing import Tracing
 from himalia.pubsub.turns import TURN_S, Turns
 from himalia.record import Record
+
+if TYPE_CHECKING:
+    from himalia.pubsub.subscription import Cursor
+
 
 logger = logging.getLogger("himalia.delivery")
 
@@ -394,3 +397,45 @@ def _log_routing(topic: Topic, records: Sequence[Record]) -> None:
         len(clients),
         extra={"topic": topic.name, "first": first, "last": last, "subscribers": clients[:20]},
     )
+
+
+class DueCursors:
+    """Those of higher priority first, else in the order they came. Adding and taking do not depend on the length."""
+
+    def __init__(self) -> None:
+        self._queues: dict[int, deque[Cursor]] = {}
+        # The priorities of queues that are not empty, negated, as a heap.
+        self._priorities: list[int] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._priorities)
+
+    def extend(self, cursors: Iterable[Cursor]) -> None:
+        """Put those in line that are not there yet."""
+        queues = self._queues
+        for cursor in cursors:
+            if not cursor.due:
+                cursor.due = True
+                queue = queues.get(cursor.subscriber.priority)
+                if queue is None:
+                    queue = self._add_queue(cursor.subscriber.priority)
+                queue.append(cursor)
+
+    def _add_queue(self, priority: int) -> deque[Cursor]:
+        heappush(self._priorities, -priority)
+        queue = self._queues[priority] = deque()
+        return queue
+
+    def take(self, count: int) -> list[Cursor]:
+        """Up to ``count`` cursors, which are then no longer in line."""
+        taken: list[Cursor] = []
+        while self._priorities and len(taken) < count:
+            priority = -self._priorities[0]
+            queue = self._queues[priority]
+            taken += [queue.popleft() for _ in range(min(len(queue), count - len(taken)))]
+            if not queue:
+                del self._queues[priority]
+                heappop(self._priorities)
+        for cursor in taken:
+            cursor.due = False
+        return taken

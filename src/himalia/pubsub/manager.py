@@ -12,16 +12,13 @@ from functools import partial
 import msgspec
 
 from himalia.errors import Forbidden, TooManySubscriptions, TopicNotFound
-from himalia.log.contract import Appended, Batch, Change, ChangeKind, Log
-from himalia.pubsub.activity import SECONDS, Activity
-from himalia.pubsub.cursor import Cursor
+from himalia.log.api import Appended, Batch, Change, ChangeKind, Log
 from himalia.pubsub.delivery import Delivery, Matched
 from himalia.pubsub.filters import Filter
 from himalia.pubsub.outlet import Outlet
-from himalia.pubsub.stats import Meter, PubSubStats, TopicStats, subscriber_stats
-from himalia.pubsub.subscriber import Start, Subscriber
+from himalia.pubsub.stats import SECONDS, Activity, Meter, PubSubStats, TopicStats, Tracing, subscriber_stats
+from himalia.pubsub.subscription import Cursor, Start, Subscriber
 from himalia.pubsub.topic import Topic
-from himalia.pubsub.tracing import Tracing
 from himalia.pubsub.turns import TURN_S, Turns
 from himalia.record import Position, Record, Retention, TopicInfo
 from himalia.topics import AUDIT_TOPIC, matches

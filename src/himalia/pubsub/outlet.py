@@ -11,8 +11,7 @@ from himalia.errors import HimaliaError
 from himalia.record import Record
 
 if TYPE_CHECKING:
-    from himalia.pubsub.cursor import Cursor
-    from himalia.pubsub.subscriber import Subscriber
+    from himalia.pubsub.subscription import Cursor, Subscriber
 
 
 class Codec(Protocol):

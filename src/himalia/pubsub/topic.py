@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from himalia.pubsub.cursor import Cursor
-from himalia.pubsub.subscriber import Subscriber
-from himalia.pubsub.tail import Tail, View
+from himalia.pubsub.feed import Tail, View
+from himalia.pubsub.subscription import Cursor, Subscriber
 
 
 class Topic:

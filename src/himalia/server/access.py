@@ -9,10 +9,10 @@ from fastapi.security import APIKeyHeader, APIKeyQuery, HTTPBearer
 from starlette.types import Scope
 
 from himalia.errors import IssuerUnavailable, Unauthorized
-from himalia.proof import PATH as PROOF
 from himalia.server import admission
 from himalia.server.broker import Broker
 from himalia.server.identity import Principal
+from himalia.token_proof import PATH as PROOF
 
 # Only for the OpenAPI document: the key itself is found by ``Authenticator``, for REST and WebSocket alike.
 _header = APIKeyHeader(name="X-API-Key", auto_error=False)

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from himalia.errors import ConfigurationError
-from himalia.log.columns import Columns, Joined
+from himalia.log.columnar import Columns, Joined
 
 try:
     import pyarrow as pa

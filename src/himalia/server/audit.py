@@ -17,7 +17,7 @@ from uuid import uuid4
 import msgspec
 
 from himalia.errors import ConfigurationError, HimaliaError, TopicNotFound
-from himalia.log.contract import Batch, Log
+from himalia.log.api import Batch, Log
 from himalia.protocol import encode
 from himalia.record import Draft, Retention, TopicInfo, format_ts, now_us
 from himalia.server.identity import Principal

@@ -11,7 +11,7 @@ from starlette.types import Scope
 
 from himalia.errors import ShuttingDown, TooManyConnections, TooManyReaders
 from himalia.log import open_log
-from himalia.log.contract import Log
+from himalia.log.api import Log
 from himalia.pubsub import Outlet, PubSubManager
 from himalia.pubsub.manager import Limits
 from himalia.record import Retention

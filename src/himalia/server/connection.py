@@ -21,7 +21,7 @@ from himalia.errors import (
     TooManySubscriptions,
     Unauthorized,
 )
-from himalia.log.contract import Appended, Batch
+from himalia.log.api import Appended, Batch
 from himalia.protocol import (
     PROTOCOL_VERSION,
     ClientMessage,

@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from himalia.errors import ErrorCode
-from himalia.log.contract import LogStats
+from himalia.log.api import LogStats
 from himalia.server.admission import Refusal
 from himalia.server.identity.failure import Failure
 

@@ -8,7 +8,7 @@ import logging
 import msgspec
 
 from himalia.errors import HimaliaError, TopicNotFound
-from himalia.log.contract import Log
+from himalia.log.api import Log
 from himalia.record import Position
 
 logger = logging.getLogger("himalia.server")

@@ -19,7 +19,7 @@ from himalia.errors import (
     ShuttingDown,
     TooManyBodies,
 )
-from himalia.log.contract import Appended, Batch
+from himalia.log.api import Appended, Batch
 from himalia.protocol import Message, encode
 from himalia.protocol.messages import canonical_uuid
 from himalia.pubsub.turns import Turns

@@ -16,8 +16,8 @@ from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from himalia.errors import BadRequest, EpochChanged, TopicNotFound
-from himalia.log.columns import Columns
-from himalia.log.contract import Chunk, Log
+from himalia.log.api import Chunk, Log
+from himalia.log.columnar import Columns
 from himalia.protocol import encode
 from himalia.pubsub.filters import Filter
 from himalia.record import Record, format_ts, parse_ts

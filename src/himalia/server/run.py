@@ -18,10 +18,10 @@ import msgspec
 import uvicorn
 import uvloop
 
-from himalia.allocation import keep_freed_memory, release_freed_memory
 from himalia.errors import ConfigurationError
+from himalia.local_server import RunningServer, announce
+from himalia.malloc import keep_freed_memory, release_freed_memory
 from himalia.record import now_us
-from himalia.runtime import RunningServer, announce
 from himalia.server import logs
 from himalia.server.admission import Admitted, raise_descriptor_limit
 from himalia.server.app import create_app

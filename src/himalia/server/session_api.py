@@ -7,8 +7,6 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from himalia.errors import Forbidden, SessionNotFound, Unauthorized
-from himalia.proof import ID_LENGTH, NONCE_LENGTH
-from himalia.proof import PATH as PROOF
 from himalia.record import format_ts, now_us
 from himalia.server.access import SECURITY, Caller, TheBroker
 from himalia.server.broker import Broker
@@ -25,6 +23,8 @@ from himalia.server.models import (
     SignedOutResponse,
 )
 from himalia.server.topics_api import ERRORS
+from himalia.token_proof import ID_LENGTH, NONCE_LENGTH
+from himalia.token_proof import PATH as PROOF
 
 CALLER = r"^(token|key:.+|jwt:.+)$"
 CALLER_LENGTH_MAX = 1_000

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from himalia.errors import TopicNotFound
-from himalia.log.contract import Log
+from himalia.log.api import Log
 from himalia.server.identity import Principal, Right
 from himalia.topics import is_reserved
 

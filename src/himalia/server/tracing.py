@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from himalia.errors import ConfigurationError
-from himalia.log.contract import Batch
+from himalia.log.api import Batch
 from himalia.record import Draft, Record
 
 _encode, _decode = msgspec.json.encode, msgspec.json.decode

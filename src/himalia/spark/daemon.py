@@ -14,7 +14,7 @@ from typing import Protocol
 
 from pyspark import daemon
 
-from himalia.allocation import keep_freed_memory
+from himalia.malloc import keep_freed_memory
 
 
 class Worker(Protocol):

@@ -11,13 +11,11 @@ from pathlib import Path
 import msgspec
 
 from himalia.errors import ConfigurationError
-from himalia.log.sqlite.connection import connect, connect_reader
-from himalia.log.sqlite.failures import corrupt, is_full, is_of_the_content, translate, translated
+from himalia.log.sqlite.database import RENEW_EPOCHS, check, connect, connect_reader
+from himalia.log.sqlite.errors import corrupt, is_full, is_of_the_content, translate, translated
 from himalia.log.sqlite.files import create_private, make_directory, real_path, remove, sync
-from himalia.log.sqlite.last_name import check_last_name, forget_name
-from himalia.log.sqlite.lock import FileLock, is_owned
+from himalia.log.sqlite.lock import FileLock, check_last_name, forget_name, is_owned
 from himalia.log.sqlite.recovery import check_recovered, recovery_file
-from himalia.log.sqlite.schema import RENEW_EPOCHS, check
 from himalia.topics import AUDIT_TOPIC
 
 Progress = Callable[[int, int], None]

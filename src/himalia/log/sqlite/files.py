@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from himalia.runtime import make_private
+from himalia.local_server import make_private
 
 
 def make_directory(path: Path) -> None:

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from himalia.errors import LogUnavailable, TopicNotFound
+from himalia.log.api import Appended, Batch, Chunk, Health, LogStats
+from himalia.log.cache import RecentRecords, within
 from himalia.log.clock import SystemTime, TimeSource
-from himalia.log.columns import Columns
-from himalia.log.contract import Appended, Batch, Chunk, Health, LogStats
-from himalia.log.sqlite.files import length, real_path
-from himalia.log.sqlite.jobs import (
+from himalia.log.columnar import Columns
+from himalia.log.sqlite.commands import (
     AppendJob,
     ConfirmClockJob,
     CreateJob,
@@ -24,10 +24,10 @@ from himalia.log.sqlite.jobs import (
     SettleJob,
     StopJob,
 )
+from himalia.log.sqlite.files import length, real_path
 from himalia.log.sqlite.reader import Reader
 from himalia.log.sqlite.writer import Writer, WriterOptions
-from himalia.log.tail import RecentRecords, within
-from himalia.log.watching import LocalWatch, Watchers
+from himalia.log.watch import LocalWatch, Watchers
 from himalia.record import Position, Record, Retention, TopicInfo
 from himalia.topics import check_name
 
@@ -43,7 +43,7 @@ class SqliteStats(LogStats, frozen=True):
 
 
 class SqliteLog:
-    """A log in one file; see ``himalia.log.contract.Log``.
+    """A log in one file; see ``himalia.log.api.Log``.
 
     What ``info``, ``topics`` and ``recent`` answer is a copy of the writer's state that is brought up to date
     with every commit, in the same turn of the event loop in which the commit's futures are done.

@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from himalia.errors import TopicNotFound
-from himalia.log.columns import Columns, Joined, columns_of
-from himalia.log.contract import Chunk
-from himalia.log.sqlite.connection import connect_reader
-from himalia.log.sqlite.failures import missing, translated
+from himalia.log.api import Chunk
+from himalia.log.columnar import Columns, Joined, columns_of
+from himalia.log.sqlite.database import connect_reader
+from himalia.log.sqlite.errors import missing, translated
 from himalia.record import Record
 
 T = TypeVar("T")

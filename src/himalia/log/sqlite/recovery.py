@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from himalia.log.sqlite.failures import corrupt
+from himalia.log.sqlite.errors import corrupt
 from himalia.log.sqlite.files import remove, replace_private
 from himalia.log.sqlite.wal import Loss, examine, find_loss
 

@@ -6,13 +6,11 @@ from contextlib import closing
 from pathlib import Path
 
 from himalia.errors import BadRequest, ConfigurationError, TopicExists, TopicNotFound
-from himalia.log.sqlite.connection import connect
-from himalia.log.sqlite.failures import translated
+from himalia.log.sqlite.database import check, connect
+from himalia.log.sqlite.errors import translated
 from himalia.log.sqlite.files import real_path
-from himalia.log.sqlite.last_name import check_last_name
-from himalia.log.sqlite.lock import FileLock
+from himalia.log.sqlite.lock import FileLock, check_last_name
 from himalia.log.sqlite.recovery import check_recovered
-from himalia.log.sqlite.schema import check
 from himalia.topics import AUDIT_TOPIC, check_name, is_reserved
 
 

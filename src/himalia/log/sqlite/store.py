@@ -1,31 +1,91 @@
-"""The statements of the writer's connection. Nothing here decides anything: ``staging`` has decided."""
+"""The statements of the writer's connection. Nothing here decides anything: ``transaction`` has decided."""
 
 from __future__ import annotations
 
 import sqlite3
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from himalia.log.clock import SavedClock
-from himalia.log.ids import StoredId, scoped
+from himalia.log.clock import LogClock, SavedClock
+from himalia.log.dedup import StoredId, scoped
 from himalia.log.producers import ProducerMark
-from himalia.log.sqlite.connection import BUSY_TIMEOUT_S, connect, prepare_to_write
-from himalia.log.sqlite.failures import corrupt
+from himalia.log.sqlite.database import (
+    BUSY_TIMEOUT_S,
+    RENEW_EPOCHS,
+    check,
+    connect,
+    migrate,
+    prepare_to_write,
+)
+from himalia.log.sqlite.errors import corrupt
 from himalia.log.sqlite.recovery import Recovery
-from himalia.log.sqlite.schema import RENEW_EPOCHS, check, migrate
-from himalia.log.sqlite.wide import WideInsert
-from himalia.log.staging import Era, Group, Staged, TopicState
+from himalia.log.transaction import Era, Group, Staged, TopicState, World
 from himalia.record import Retention
+from himalia.topics import AUDIT_TOPIC
 
 PRODUCERS_REMEMBERED = 65_536
 PROBE_BYTES = 65_536
 SHRINK_PAGES_MIN = 16_384
 """Free pages (64 MiB) below which the file is not shrunk: they will be used again."""
+
+VARIABLES_MAX = 32_766
+"""What SQLite allows in a statement, since 3.32 and unless built otherwise."""
+ROWS_MAX = 4096
+
+# A statement is prepared once for each of these numbers of rows; rows that are missing to the next number are
+# given as NULLs and left out by the statement.
+_SIZES = sorted(
+    {size for power in range(13) for size in (1 << power, 3 << power >> 1) if 0 < size <= ROWS_MAX}
+)
+
+
+class WideInsert:
+    """Inserts many rows in one statement. ``verb`` may be ``INSERT OR REPLACE``; the first column is never NULL.
+
+    ``sqlite3`` releases the GIL around every step of a statement and has to acquire it again afterwards, which takes up
+    to 5 ms each time while another thread computes. ``executemany`` pays that for every row (800 rows/s measured beside
+    a busy event loop); one statement for all rows pays it once (110,000 rows/s).
+    """
+
+    def __init__(self, table: str, columns: int, *, verb: str = "INSERT") -> None:
+        self._head = f"{verb} INTO {table} SELECT * FROM (VALUES "
+        self._row = f"({','.join('?' * columns)})"
+        self._columns = columns
+        self._rows_max = max(size for size in _SIZES if columns * size <= VARIABLES_MAX)
+        self._statements: dict[int, str] = {}
+
+    def __call__(self, db: sqlite3.Connection, values: Sequence[Any]) -> None:
+        """Insert the rows whose values follow each other in ``values``."""
+        per_statement = self._rows_max * self._columns
+        if len(values) <= per_statement:
+            self._insert(db, list(values))
+            return
+        remaining = iter(values)
+        while chunk := list(islice(remaining, per_statement)):
+            self._insert(db, chunk)
+
+    def _insert(self, db: sqlite3.Connection, values: list[Any]) -> None:
+        rows = len(values) // self._columns
+        if not rows:
+            return
+        size = _SIZES[bisect_left(_SIZES, rows)]
+        values += [None] * ((size - rows) * self._columns)
+        db.execute(self._statement(size), values)
+
+    def _statement(self, size: int) -> str:
+        statement = self._statements.get(size)
+        if statement is None:
+            rows = ",".join([self._row] * size)
+            statement = self._statements[size] = f"{self._head}{rows}) WHERE column1 IS NOT NULL"
+        return statement
+
 
 _insert_records = WideInsert("records", 7)
 _insert_topics = WideInsert("topics", 8)
@@ -288,3 +348,59 @@ class Store:
 def _state(*row: Any) -> TopicState:
     number, name, epoch, created_us, age_s, size_bytes, count, *rest = row
     return TopicState(number, name, epoch, created_us, Retention(age_s, size_bytes, count), *rest)
+
+
+def load_topics(store: Store, world: World) -> list[TopicState]:
+    """Put the topics of the file into the world; returns those that are deleted but not erased yet."""
+    states = store.topics()
+    world.topics = {state.name: state for state in states if state.name}
+    world.last_topic_id = store.last_topic_id()
+    world.producers.counts = store.producer_counts()
+    return [state for state in states if not state.name]
+
+
+def load_ids(store: Store, world: World, clock: LogClock) -> None:
+    """Remember the ids that count, in time that does not depend on the length of the history."""
+    ids = world.ids
+    ids.clear()
+    if not ids.enabled:
+        return
+    age_us, shift_us = clock.now().age_us, clock.shift_us
+    cutoff_us = age_us - ids.window_us
+    known = {state.id for state in world.topics.values()}
+    found = [stored for stored in store.trimmed_ids(cutoff_us, shift_us) if stored.topic in known]
+    for state in world.topics.values():
+        if state.age_us(state.end - 1, state.last_ts_us, shift_us) <= cutoff_us:
+            continue
+        is_own = state.name == AUDIT_TOPIC or state.name.startswith("kernels.")
+        for id, offset, ts_us, headers in store.newest_ids(state.id, ids.ids_max):
+            # Not later than now: the times of a topic that was dated wrongly say nothing.
+            stored_us = min(state.age_us(offset, ts_us, shift_us), age_us)
+            if stored_us <= cutoff_us:
+                break
+            key = id if is_own else scoped(_caller(headers), id)
+            found.append(StoredId(state.id, key, offset, ts_us, stored_us))
+        if len(found) > 2 * ids.ids_max:
+            found = _newest(found, ids.ids_max)
+            cutoff_us = max(cutoff_us, found[0].age_us - 1)
+    ids.remember(_newest(found, ids.ids_max), age_us)
+
+
+class _Stamp(msgspec.Struct):
+    caller: str | None = None
+
+
+_decode_stamp = msgspec.json.Decoder(_Stamp).decode
+
+
+def _caller(headers: bytes) -> str | None:
+    """Who published a record, as the server has stamped it; None for one of an earlier version."""
+    try:
+        return _decode_stamp(headers).caller
+    except msgspec.MsgspecError:
+        return None
+
+
+def _newest(found: list[StoredId], count: int) -> list[StoredId]:
+    """The newest of these, the oldest of them first."""
+    return sorted(found, key=lambda stored: (stored.age_us, stored.topic, stored.offset))[-count:]

@@ -20,23 +20,21 @@ from queue import Empty, SimpleQueue
 import msgspec
 
 from himalia.errors import HimaliaError, InternalError, LogUnavailable, MessageTooLarge
+from himalia.log.api import Health
 from himalia.log.clock import LogClock, TimeSource
-from himalia.log.contract import Health
-from himalia.log.ids import RecentIds
+from himalia.log.dedup import RecentIds
 from himalia.log.producers import ProducerMark, Producers
-from himalia.log.sparing import Spared
-from himalia.log.sqlite.failures import is_of_the_file, replaced, translate, translated
+from himalia.log.retention_hold import Spared
+from himalia.log.sqlite.commands import ConfirmClockJob, Job, NewRecords, News, Outcome, SettleJob, StopJob
+from himalia.log.sqlite.database import check_length
+from himalia.log.sqlite.errors import is_of_the_file, replaced, translate, translated
 from himalia.log.sqlite.files import create_private, make_directory, real_path
-from himalia.log.sqlite.jobs import ConfirmClockJob, Job, NewRecords, News, Outcome, SettleJob, StopJob
-from himalia.log.sqlite.last_name import check_last_name, forget_name, save_name
-from himalia.log.sqlite.loading import load_ids, load_topics
-from himalia.log.sqlite.lock import FileLock
+from himalia.log.sqlite.lock import FileLock, check_last_name, forget_name, save_name
+from himalia.log.sqlite.maintenance import Upkeep
 from himalia.log.sqlite.recovery import Recovery
-from himalia.log.sqlite.retention import Upkeep
-from himalia.log.sqlite.schema import check_length
-from himalia.log.sqlite.store import Store
+from himalia.log.sqlite.store import Store, load_ids, load_topics
 from himalia.log.sqlite.wal import Loss
-from himalia.log.staging import Group, Staged, World
+from himalia.log.transaction import Group, Staged, World
 from himalia.record import Retention, TopicInfo
 
 logger = logging.getLogger(__name__)

@@ -1,6 +1,6 @@
 """Content filters in CEL."""
 
+from himalia.pubsub.filters.fields import VARIABLES
 from himalia.pubsub.filters.filter import Filter, compile_filter
-from himalia.pubsub.filters.reads import VARIABLES
 
 __all__ = ["VARIABLES", "Filter", "compile_filter"]

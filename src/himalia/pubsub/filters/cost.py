@@ -14,7 +14,7 @@ import re
 from functools import lru_cache
 from typing import NamedTuple
 
-from himalia.pubsub.filters.nodes import (
+from himalia.pubsub.filters.syntax_tree import (
     Call,
     Chain,
     Conditional,

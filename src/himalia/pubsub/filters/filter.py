@@ -22,9 +22,9 @@ from himalia.pubsub.filters.cost import (
     steps_of_numbers,
     steps_to_hand_over,
 )
-from himalia.pubsub.filters.nodes import Call, Literal, Node, children, read_name, render
+from himalia.pubsub.filters.fields import Binder, Reader
 from himalia.pubsub.filters.parser import parse
-from himalia.pubsub.filters.reads import Binder, Reader
+from himalia.pubsub.filters.syntax_tree import Call, Literal, Node, children, read_name, render
 from himalia.pubsub.filters.tokens import NotCel
 from himalia.record import Record
 

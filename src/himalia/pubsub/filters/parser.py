@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import TypeVar
 
-from himalia.pubsub.filters.nodes import (
+from himalia.pubsub.filters.syntax_tree import (
     LEVELS,
     Call,
     Chain,

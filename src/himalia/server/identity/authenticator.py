@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from starlette.types import Scope
 
 from himalia.errors import BadRequest, ConfigurationError, SessionsNotStored, Unauthorized, WrongKey
-from himalia.proof import proof_of
 from himalia.record import now_us
 from himalia.server.identity.failure import Failure
 from himalia.server.identity.keyring import Key, Keyring
@@ -26,6 +25,7 @@ from himalia.server.identity.sign_ins import SignIns
 from himalia.server.identity.token import TokenFile, beside_log
 from himalia.server.undivided import Undivided
 from himalia.settings import Settings
+from himalia.token_proof import proof_of
 
 if TYPE_CHECKING:
     from himalia.server.identity.web_token import WebTokens

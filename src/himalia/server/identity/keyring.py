@@ -8,11 +8,11 @@ import secrets
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from himalia.proof import key_id
 from himalia.server.identity.credential import Credential
 from himalia.server.identity.keys import KeySpec
 from himalia.server.identity.principal import Principal, everything
 from himalia.server.identity.secret import digest_of
+from himalia.token_proof import key_id
 
 
 class Key:
@@ -76,7 +76,7 @@ class Keyring:
         return key if is_right else None
 
     def by_id(self, id: str) -> Key | None:
-        """The key that a client names before it sends it; see ``himalia.proof``."""
+        """The key that a client names before it sends it; see ``himalia.token_proof``."""
         return self._by_id.get(id)
 
     def set_token(self, token: str) -> bool:

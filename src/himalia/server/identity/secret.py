@@ -6,7 +6,7 @@ import hashlib
 import secrets
 
 from himalia.errors import ConfigurationError
-from himalia.proof import digest_of
+from himalia.token_proof import digest_of
 
 __all__ = ["check_strength", "digest_of", "new_key", "new_secret", "parse_hash", "shown_hash"]
 

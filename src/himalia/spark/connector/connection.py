@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 from himalia.errors import BadRequest, ConnectionFailed, HimaliaError
-from himalia.proof import ANSWER_BYTES_MAX, Challenge, is_same_machine, is_web_token, not_proven
 from himalia.tls import client_context, hint_for
+from himalia.token_proof import ANSWER_BYTES_MAX, Challenge, is_same_machine, is_web_token, not_proven
 
 TIMEOUT_S = 60.0
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
-    from himalia.log.contract import Chunk
+    from himalia.log.api import Chunk
 
 
 class Joined(msgspec.Struct, frozen=True):

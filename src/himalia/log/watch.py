@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 
-from himalia.log.contract import Change, ChangeKind
+from himalia.log.api import Change, ChangeKind
 
 
 class Watchers:
@@ -38,7 +38,7 @@ class Watchers:
 
 
 class LocalWatch:
-    """See ``himalia.log.contract.Watch``. Meant for one reader."""
+    """See ``himalia.log.api.Watch``. Meant for one reader."""
 
     def __init__(self, watchers: Watchers) -> None:
         self._watchers = watchers

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from himalia.errors import BadRequest, EpochChanged, TooManyTopics, TopicExists, TopicNotFound
+from himalia.log.api import Appended, Batch, Change, ChangeKind
 from himalia.log.clock import Moment
-from himalia.log.contract import Appended, Batch, Change, ChangeKind
-from himalia.log.ids import RecentIds, StoredId, scoped
+from himalia.log.dedup import RecentIds, StoredId, scoped
 from himalia.log.producers import ProducerMark, Producers
 from himalia.record import Draft, Record, Retention, TopicInfo
 from himalia.record import size_bytes as measure

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Mapping
 
-from himalia.log.staging import TopicState
+from himalia.log.transaction import TopicState
 from himalia.record import Position, Retention
 
 logger = logging.getLogger("himalia.log")

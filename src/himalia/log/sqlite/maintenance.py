@@ -15,9 +15,12 @@ from collections.abc import Sequence
 import msgspec
 
 from himalia.log.clock import LogClock, Moment
-from himalia.log.sparing import Spared
-from himalia.log.sqlite.cutting import (
+from himalia.log.retention_hold import Spared
+from himalia.log.sqlite.errors import missing
+from himalia.log.sqlite.store import Store
+from himalia.log.sqlite.trim import (
     Cut,
+    ProducerSweep,
     cut,
     erase_producers,
     erase_rest,
@@ -26,10 +29,7 @@ from himalia.log.sqlite.cutting import (
     oldest_id_us,
     take_back_ids,
 )
-from himalia.log.sqlite.failures import missing
-from himalia.log.sqlite.producer_sweep import ProducerSweep
-from himalia.log.sqlite.store import Store
-from himalia.log.staging import PINNED_US, Group, TopicState, World
+from himalia.log.transaction import PINNED_US, Group, TopicState, World
 from himalia.record import Retention
 
 STEP_ROWS = 500

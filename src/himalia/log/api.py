@@ -12,7 +12,7 @@ from typing import Protocol
 
 import msgspec
 
-from himalia.log.columns import Columns
+from himalia.log.columnar import Columns
 from himalia.record import Draft, Position, Record, Retention, TopicInfo
 
 

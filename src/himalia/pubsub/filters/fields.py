@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from himalia.errors import BadFilter
-from himalia.pubsub.filters.nodes import (
+from himalia.pubsub.filters.syntax_tree import (
     Call,
     Chain,
     Conditional,

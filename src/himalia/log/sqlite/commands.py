@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import msgspec
 
 from himalia.errors import HimaliaError
-from himalia.log.contract import Appended, Batch, Change, Health
-from himalia.log.staging import Group
+from himalia.log.api import Appended, Batch, Change, Health
+from himalia.log.transaction import Group
 from himalia.record import Record, Retention, TopicInfo
 
 
