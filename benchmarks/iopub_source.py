@@ -7,7 +7,7 @@ import sys
 
 import zmq
 
-from himalia.kernels.wire import Wire
+from himalia.jupyter.wire import Wire
 
 KEY = b"bench"
 TEXT = "epoch 12: loss 0.4711, accuracy 0.8128, 31.4 s left of this one\n"

@@ -16,11 +16,11 @@ from jupyter_client.session import Session
 from benchmarks.bench import Bench
 from benchmarks.iopub_source import KEY, REQUEST_ID
 from benchmarks.section import Section, Target, spread
-from himalia.kernels.broker import IopubBroker
-from himalia.kernels.channels import Channel
-from himalia.kernels.connection_file import ConnectionInfo
-from himalia.kernels.iopub import BrokerListener, Feed
-from himalia.kernels.wire import KernelMessage, Wire
+from himalia.iopub.broker import IopubBroker
+from himalia.iopub.channels import Channel
+from himalia.iopub.listener import BrokerListener, Feed
+from himalia.jupyter.connection_file import ConnectionInfo
+from himalia.jupyter.wire import KernelMessage, Wire
 
 ARRIVE_S = 1.0
 BARE, JUPYTER, HIMALIA = "pyzmq, receive only", "jupyter_client Session", "Himalia: receive, verify, route"

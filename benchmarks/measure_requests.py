@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from benchmarks.bench import Bench
 from benchmarks.section import Section, Target
-from himalia.kernels.broker import BrokerConfig, IopubBroker
-from himalia.kernels.result import ExecutionResult
-from himalia.kernels.wire import KernelMessage, Wire
+from himalia.iopub.broker import BrokerConfig, IopubBroker
+from himalia.jupyter.result import ExecutionResult
+from himalia.jupyter.wire import KernelMessage, Wire
 
 REQUESTS, ORPHANS = 10_000, 1_000
 SEED_REQUEST_BYTES, SEED_ORPHAN_BYTES = "about 200", "500 – 2,000"

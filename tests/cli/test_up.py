@@ -47,7 +47,7 @@ def test_a_signal_leaves_no_process(tmp_path: Path, number: int) -> None:
         with up.http() as http:
             http.post("/api/kernels", json={}).raise_for_status()
         family = up.family()
-        assert up.part("kernels/launcher.py") and up.part("himalia.cli serve")
+        assert up.part("keeper/launcher.py") and up.part("himalia.cli serve")
         up.signal(number)
         assert up.end() == 0
         assert_all_gone(family)
@@ -74,7 +74,7 @@ def test_killed_it_leaves_no_process_either(tmp_path: Path) -> None:
         with up.http() as http:
             until(lambda: http.get("/api/kernels").json())
         family = up.family()
-        assert up.part("kernels/launcher.py") and up.part("himalia.demo")
+        assert up.part("keeper/launcher.py") and up.part("himalia.demo")
         up.process.kill()
         assert_all_gone(family, within_s=DEADLINE_S)
 

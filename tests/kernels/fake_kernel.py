@@ -10,7 +10,7 @@ from typing import Any
 import zmq
 import zmq.asyncio
 
-from himalia.kernels.wire import KernelMessage, Wire
+from himalia.jupyter.wire import KernelMessage, Wire
 
 KEY = b"a key of its own"
 

@@ -19,12 +19,12 @@ import pytest
 from jupyter_client.asynchronous.client import AsyncKernelClient
 from jupyter_client.manager import AsyncKernelManager
 
+from himalia.jupyter.records import headers_of, message_of
+from himalia.jupyter.result import ExecutionResult, ExecutionStatus
+from himalia.jupyter.wire import KernelMessage
 from himalia.kernels.host import KernelHost
 from himalia.kernels.kernel import Kernel
-from himalia.kernels.records import headers_of, message_of
 from himalia.kernels.request import Code, Request
-from himalia.kernels.result import ExecutionResult, ExecutionStatus
-from himalia.kernels.wire import KernelMessage
 from himalia.log import open_log
 from himalia.log.api import Log
 from himalia.pubsub import PubSubManager

@@ -18,8 +18,8 @@ from jupyter_client.asynchronous.client import AsyncKernelClient
 from jupyter_client.connect import write_connection_file
 from jupyter_client.manager import AsyncKernelManager
 
-from himalia.kernels.keeping import Keeper, Launch, Spooled, read_spool
-from himalia.kernels.provisioner import KeeperProvisioner
+from himalia.keeper.client import Keeper, Launch, Spooled, read_spool
+from himalia.keeper.provisioner import KeeperProvisioner
 
 DEADLINE_S = 30.0
 SLEEP = [sys.executable, "-S", "-c", "import signal; signal.pause()"]
@@ -27,7 +27,7 @@ SLEEP = [sys.executable, "-S", "-c", "import signal; signal.pause()"]
 SERVER = """
 import asyncio, json, sys
 from jupyter_client.manager import AsyncKernelManager
-from himalia.kernels.provisioner import KeeperProvisioner
+from himalia.keeper.provisioner import KeeperProvisioner
 
 async def main(directory):
     km = AsyncKernelManager(kernel_name="python3", kernel_id="kept")

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from himalia.kernels.wire import KernelMessage
+from himalia.jupyter.wire import KernelMessage
 
 _numbers = itertools.count()
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from himalia.kernels.channels import channel_of
-from himalia.kernels.records import draft_of, event_draft
-from himalia.kernels.wire import KernelMessage
+from himalia.iopub.channels import channel_of
+from himalia.jupyter.records import draft_of, event_draft
+from himalia.jupyter.wire import KernelMessage
 from himalia.record import Draft, Record
 
 KERNEL = "k1"

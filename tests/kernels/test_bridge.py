@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from himalia.errors import HimaliaError, LogUnavailable, TopicNotFound
-from himalia.kernels import bridge as module
-from himalia.kernels.bridge import Bridge
-from himalia.kernels.records import event_draft
+from himalia.jupyter.records import event_draft
+from himalia.kernels import topic_writer as module
+from himalia.kernels.topic_writer import Bridge
 from himalia.log import open_log
 from himalia.log.api import Appended, Batch, Log
 from tests.kernels.hosting import DEADLINE_S, events, records, until

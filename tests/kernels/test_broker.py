@@ -17,18 +17,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from himalia.errors import BadRequest, ConfigurationError
-from himalia.kernels.broker import (
+from himalia.iopub.broker import (
     LATENCY_BOUNDS_S,
     TRACE,
     BrokerConfig,
     BrokerStats,
+    ExecutionGuard,
     IopubBroker,
 )
-from himalia.kernels.channels import Channel, RequestChannels
-from himalia.kernels.collector import ExecutionCollector
-from himalia.kernels.global_subscriber import GlobalSubscriber
-from himalia.kernels.guard import ExecutionGuard
-from himalia.kernels.wire import KernelMessage
+from himalia.iopub.channels import Channel, GlobalSubscriber, RequestChannels
+from himalia.iopub.collector import ExecutionCollector
+from himalia.jupyter.wire import KernelMessage
 from tests.kernels.messages import message, reply, status
 
 SOON_S = 20.0
@@ -716,7 +715,7 @@ def test_each_routing_decision_is_logged_at_trace(
     broker: IopubBroker, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Where each message went, each orphan that expired, and the three counts after a cleanup."""
-    caplog.set_level(TRACE, "himalia.kernels.broker")
+    caplog.set_level(TRACE, "himalia.iopub.broker")
     broker.register_request("r", Recorder())
     routed, orphan = message("stream", "r"), message("error", "nobody")
     broker.route_messages([routed, orphan])

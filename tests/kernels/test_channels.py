@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from himalia.kernels.channels import Channel, RequestChannels, Sink, channel_of, is_idle
-from himalia.kernels.wire import KernelMessage
+from himalia.iopub.channels import Channel, RequestChannels, Sink, channel_of, is_idle
+from himalia.jupyter.wire import KernelMessage
 from tests.kernels.messages import message, reply, status
 
 SHELL_AND_CONTROL = [

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from himalia.kernels.channels import Channel, RequestChannels, channel_of
-from himalia.kernels.collector import ExecutionCollector, Receiver
-from himalia.kernels.wire import KernelMessage
+from himalia.iopub.channels import Channel, RequestChannels, channel_of
+from himalia.iopub.collector import ExecutionCollector, Receiver
+from himalia.jupyter.wire import KernelMessage
 from tests.kernels.messages import message, reply, status
 
 SOON_S = 20.0

@@ -12,9 +12,9 @@ from typing import Any
 import psutil
 import pytest
 
-from himalia.kernels.leftovers import Leftovers
+from himalia.jupyter.result import ExecutionStatus
+from himalia.kernels.recovery import Leftovers
 from himalia.kernels.request import Code, Request
-from himalia.kernels.result import ExecutionStatus
 from himalia.log import open_log
 from himalia.pubsub import PubSubManager
 from himalia.record import Record

@@ -7,8 +7,8 @@ import json
 import msgspec
 import pytest
 
-from himalia.kernels.duration import RUN_BOUNDS_S, RunHistogram, StatusDates
-from himalia.kernels.wire import KernelMessage
+from himalia.jupyter.duration import RUN_BOUNDS_S, RunHistogram, StatusDates
+from himalia.jupyter.wire import KernelMessage
 from himalia.record import format_ts
 from tests.kernels.durations import CASES, Case
 

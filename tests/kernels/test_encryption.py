@@ -12,7 +12,7 @@ import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
 from himalia.errors import BadRequest
-from himalia.kernels.connection_file import ConnectionInfo
+from himalia.jupyter.connection_file import ConnectionInfo
 from tests.kernels.hosting import DEADLINE_S, Hosting, hosting, text_of
 
 __all__ = ["hosting"]

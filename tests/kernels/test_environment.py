@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from himalia.kernels.environment import kernel_environment
+from himalia.keeper.launch import kernel_environment
 from himalia.kernels.kernel import Kernel
 from tests.kernels.hosting import Hosting, hosting, text_of
 

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from himalia.kernels.keeper.flood import FLOOD_PER_S, WINDOW_S, Flood
-from himalia.kernels.keeper.status import REQUESTS_MAX, Busyness, is_idle, is_status
-from himalia.kernels.wire import Wire
+from himalia.jupyter.wire import Wire
+from himalia.keeper.iopub_socket import (
+    FLOOD_PER_S,
+    REQUESTS_MAX,
+    WINDOW_S,
+    Busyness,
+    Flood,
+    is_idle,
+    is_status,
+)
 
 START_S = 1000.0
 PAUSE_S = 0.005

@@ -19,14 +19,13 @@ import psutil
 import pytest
 import zmq
 
-from himalia.kernels.broker import IopubBroker
-from himalia.kernels.connection_file import ConnectionInfo
-from himalia.kernels.following import SpoolFeed
-from himalia.kernels.intake import BATCH_MAX, Bookmark, Intake
-from himalia.kernels.iopub import BrokerListener, Feed, IopubThread
-from himalia.kernels.keeper.spool import Spool
+from himalia.iopub.broker import IopubBroker
+from himalia.iopub.listener import BrokerListener, Feed, IopubThread
+from himalia.jupyter.connection_file import ConnectionInfo
+from himalia.jupyter.wire import Fault, KernelMessage, Wire
+from himalia.keeper.spool import Spool
+from himalia.keeper.spool_consumer import BATCH_MAX, Bookmark, Intake, SpoolFeed
 from himalia.kernels.request import Code
-from himalia.kernels.wire import Fault, KernelMessage, Wire
 from tests.kernels.hosting import (
     Hosting,
     events,
@@ -136,7 +135,7 @@ def kept(tmp_path: Path, got: Got, thread: IopubThread) -> Iterator[Callable[...
 @pytest.fixture
 def only_notices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is read just because some time has passed."""
-    monkeypatch.setattr("himalia.kernels.iopub.POLL_MS", 3_600_000)
+    monkeypatch.setattr("himalia.iopub.listener.POLL_MS", 3_600_000)
 
 
 # What has the spool read
@@ -329,7 +328,7 @@ def test_a_flood_without_a_keeper_is_let_gather(
         def monotonic() -> float:
             return now_s
 
-    monkeypatch.setattr("himalia.kernels.iopub.time", Time)
+    monkeypatch.setattr("himalia.iopub.listener.time", Time)
     flooding = []
     for number in range(100):
         now_s += 0.001

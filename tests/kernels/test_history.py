@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from himalia.errors import EpochChanged, TopicNotFound
+from himalia.jupyter.records import message_of
+from himalia.jupyter.result import ExecutionResult, ExecutionStatus
 from himalia.kernels import history
 from himalia.kernels.history import ExecutionFold, find_request, last_iopub, read_execution
-from himalia.kernels.records import message_of
-from himalia.kernels.result import ExecutionResult, ExecutionStatus
 from himalia.log import Batch, Chunk
 from himalia.record import Draft, Record, Retention
 from tests.kernels.recorded import (

@@ -25,11 +25,11 @@ from himalia.errors import (
     KernelUnavailable,
     TooManyKernels,
 )
-from himalia.kernels import provisioner
+from himalia.jupyter.wire import KernelMessage
+from himalia.keeper import provisioner
+from himalia.keeper.ports import PortBlock, find_ports
 from himalia.kernels.model import KernelState
-from himalia.kernels.ports import PortBlock, find_ports
 from himalia.kernels.request import Code
-from himalia.kernels.wire import KernelMessage
 from tests.kernels.fake_kernel import FakeKernel
 from tests.kernels.hosting import (
     Hosting,

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from himalia.kernels.broker import IopubBroker
-from himalia.kernels.intake import BATCH_MAX, Bookmark, Intake
-from himalia.kernels.keeper.spool import Spool
-from himalia.kernels.wire import Fault, KernelMessage, Wire
+from himalia.iopub.broker import IopubBroker
+from himalia.jupyter.wire import Fault, KernelMessage, Wire
+from himalia.keeper.spool import Spool
+from himalia.keeper.spool_consumer import BATCH_MAX, Bookmark, Intake
 
 
 class Log:

@@ -19,11 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
-from himalia.kernels.keeper.connection import Connection
-from himalia.kernels.keeper.lease import Lease
-from himalia.kernels.keeper.logfile import LOG_BYTES_MAX
-from himalia.kernels.keeper.spool import SpoolReader
-from himalia.kernels.keeping import (
+from himalia.keeper.client import (
     Keeper,
     KeeperGone,
     KeeperRefused,
@@ -35,6 +31,10 @@ from himalia.kernels.keeping import (
     read_spool,
     remove_leftovers,
 )
+from himalia.keeper.lease import Lease
+from himalia.keeper.log_file import LOG_BYTES_MAX
+from himalia.keeper.server_connection import Connection
+from himalia.keeper.spool import SpoolReader
 from tests.kernels.kept import (
     DEADLINE_S,
     SLEEP,
@@ -73,7 +73,7 @@ def python(code: str) -> list[str]:
 
 def test_the_keeper_is_small() -> None:
     """There is one for each kernel: it loads the standard library and pyzmq, and nothing else."""
-    code = "import himalia.kernels.keeper.process, sys; print(*sys.modules)"
+    code = "import himalia.keeper.process, sys; print(*sys.modules)"
     loaded = subprocess.run(
         [sys.executable, "-P", "-c", code], check=True, capture_output=True, text=True, timeout=30
     )

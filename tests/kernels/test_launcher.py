@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from himalia.kernels.command import LAUNCHER, kernel_command
-from himalia.kernels.keeper import place
+from himalia.keeper import kernel_directory
+from himalia.keeper.launch import LAUNCHER, kernel_command
 from himalia.kernels.kernel import Kernel
 from himalia.kernels.request import Code
 from tests.kernels.hosting import Hosting, ended, hosting, messages, text_of, until
@@ -24,7 +24,7 @@ LINES = 8_000
 
 def keeper_pid(kernel: Kernel) -> int:
     assert kernel.process is not None
-    about = place.read_about(kernel.process.directory)
+    about = kernel_directory.read_about(kernel.process.directory)
     assert about is not None
     return int(about["keeper_pid"])
 
@@ -91,7 +91,7 @@ async def test_a_kernel_starts_without_a_word(hosting: Hosting) -> None:
     assert kernel.process.last_words() == ""
     assert not messages(await hosting.records(kernel.id), "stream", parent_id="")
     file, path, argv = seen
-    # Not kernels/queue.py, which lies beside the launcher.
+    # Not kernels/scheduler.py, which lies beside the launcher.
     assert Path(file).is_relative_to(sys.base_prefix)
     assert "" in path
     assert str(LAUNCHER.parent) not in path

@@ -12,8 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from himalia.errors import KernelFailed
-from himalia.kernels.exit_reason import exit_reason
-from himalia.kernels.keeper.limits import Limits
+from himalia.keeper.limits import Limits, exit_reason
 from himalia.settings import Settings
 from tests.kernels.hosting import Hosting, events, hosting, text_of, until
 from tests.server.process import ServerProcess

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from himalia.kernels.orphans import OrphanBuffer
-from himalia.kernels.wire import KernelMessage
+from himalia.iopub.orphans import OrphanBuffer
+from himalia.jupyter.wire import KernelMessage
 from tests.kernels.messages import message
 
 PARENTS = ["", "a", "b", "c"]

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from himalia.kernels.outputs import OutputFold
-from himalia.kernels.wire import KernelMessage
+from himalia.jupyter.outputs import OutputFold
+from himalia.jupyter.wire import KernelMessage
 from tests.kernels.recorded import clear, display, error, message, result, status, stream, update
 
 

@@ -17,12 +17,12 @@ import pytest
 
 import himalia
 from himalia.errors import KernelFailed
+from himalia.jupyter.records import headers_of
+from himalia.jupyter.result import ExecutionResult
+from himalia.jupyter.wire import NOT_ON_IOPUB, Wire
 from himalia.kernels.host import KernelHost
 from himalia.kernels.model import KernelState
-from himalia.kernels.records import headers_of
 from himalia.kernels.request import Code
-from himalia.kernels.result import ExecutionResult
-from himalia.kernels.wire import NOT_ON_IOPUB, Wire
 from himalia.log.api import Appended, Batch
 from himalia.record import Record
 from himalia.settings import Settings
@@ -566,7 +566,7 @@ async def test_message_that_is_too_large_leaves_a_marker(hosting: Hosting) -> No
 
 async def test_kernel_that_never_says_idle(hosting: Hosting, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel that replies and loses its idle, or says idle and loses its reply, does not hang its requests."""
-    monkeypatch.setattr("himalia.kernels.runner.SETTLE_S", 0.3)
+    monkeypatch.setattr("himalia.kernels.scheduler.SETTLE_S", 0.3)
     fake, kernel = await attached_fake(hosting)
     request = await kernel.execute(Code(code="x"))
     asked = await fake.next_request()

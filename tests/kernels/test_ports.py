@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from himalia.kernels.ports import BLOCK_SIZE, KERNEL_PORTS, find_ports, reserve
+from himalia.keeper.ports import BLOCK_SIZE, KERNEL_PORTS, find_ports, reserve
 from tests.kernels.kept import Nursery
 
 IP = "127.0.0.1"
@@ -18,7 +18,7 @@ ONE_BLOCK = range(30_000, 30_000 + BLOCK_SIZE)
 
 RESERVE = """
 import sys
-from himalia.kernels.ports import reserve
+from himalia.keeper.ports import reserve
 block = reserve(int(sys.argv[1]))
 print("reserved" if block else "refused", flush=True)
 sys.stdin.read()

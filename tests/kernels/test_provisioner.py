@@ -15,8 +15,8 @@ import uvloop
 from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.manager import AsyncKernelManager
 
-from himalia.kernels.keeping import Keeper, KernelNotStarted, read_spool
-from himalia.kernels.provisioner import KeeperProvisioner, let_go, reattach
+from himalia.keeper.client import Keeper, KernelNotStarted, read_spool
+from himalia.keeper.provisioner import KeeperProvisioner, let_go, reattach
 from tests.kernels.kept import (
     DEADLINE_S,
     Nursery,

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from himalia.kernels.channels import Channel
-from himalia.kernels.records import (
+from himalia.iopub.channels import Channel
+from himalia.jupyter.records import (
     ID_LENGTH_MAX,
     KernelEvent,
     RecordHeaders,
@@ -23,7 +23,7 @@ from himalia.kernels.records import (
     seq_of,
     stored_id,
 )
-from himalia.kernels.wire import KernelMessage, Wire
+from himalia.jupyter.wire import KernelMessage, Wire
 from himalia.record import Draft, Record
 from tests.kernels.recorded import KERNEL, REQUEST, event, iopub, message, record, stream
 

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from himalia.errors import ExecutionNotFound, LogUnavailable, TooManyRequests
-from himalia.kernels import runner as module
-from himalia.kernels.bridge import Bridge
-from himalia.kernels.broker import BrokerConfig, IopubBroker
+from himalia.iopub.broker import BrokerConfig, IopubBroker
+from himalia.jupyter.records import event_draft
+from himalia.jupyter.wire import KernelMessage, Wire
+from himalia.kernels import scheduler as module
 from himalia.kernels.history import read_execution
-from himalia.kernels.records import event_draft
 from himalia.kernels.recovery import OpenRequest, closing_draft, has_ended, open_requests
 from himalia.kernels.request import Code, Request
-from himalia.kernels.runner import Runner
-from himalia.kernels.wire import KernelMessage, Wire
+from himalia.kernels.scheduler import Runner
+from himalia.kernels.topic_writer import Bridge
 from himalia.log import open_log
 from himalia.log.api import Appended, Batch, Log
 from himalia.record import Record, now_us

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from himalia.kernels.seldom import Seldom
+from himalia.kernels.topic_writer import Seldom
 
 
 def test_the_first_time_and_then_after_a_while() -> None:

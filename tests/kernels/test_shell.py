@@ -7,9 +7,9 @@ import random
 
 import zmq
 
-from himalia.kernels.connection_file import ConnectionInfo
-from himalia.kernels.shell import ShellClient
-from himalia.kernels.wire import Wire
+from himalia.iopub.shell import ShellClient
+from himalia.jupyter.connection_file import ConnectionInfo
+from himalia.jupyter.wire import Wire
 
 CLIENTS = 300
 DEADLINE_MS = 20_000

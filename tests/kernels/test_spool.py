@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from himalia.kernels.keeper import spool as spool_module
-from himalia.kernels.keeper.spool import READ_BYTES, Spool, Spooled, SpoolReader, read_spool
+from himalia.keeper import spool as spool_module
+from himalia.keeper.spool import READ_BYTES, Spool, Spooled, SpoolReader, read_spool
 
 MESSAGES = [[b"<IDS|MSG>", b"signature", b"%d" % number, b""] for number in range(100)]
 
@@ -225,7 +225,7 @@ def test_what_was_given_up_is_told(tmp_path: Path) -> None:
 FULL_DISK = """
 import json, resource, sys
 from pathlib import Path
-from himalia.kernels.keeper.spool import Spool
+from himalia.keeper.spool import Spool
 
 spool = Spool(Path(sys.argv[1]))
 limits = resource.getrlimit(resource.RLIMIT_FSIZE)

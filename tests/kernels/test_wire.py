@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from jupyter_client.session import Session
 
 from himalia.errors import ConfigurationError
-from himalia.kernels.wire import DELIMITER, Fault, FaultKind, KernelMessage, Wire
+from himalia.jupyter.wire import DELIMITER, Fault, FaultKind, KernelMessage, Wire
 
 KEY = b"a0436f6c-1916-498b-8eb9-e81ab9368e84"
 

@@ -147,7 +147,7 @@ def test_the_system_is_well(look: Callable[[str], Page]) -> None:
 def test_ctrl_c_ends_all_of_it(demo: Up) -> None:
     """Server, kernel, pipeline and Java: none of them is left, and nothing was wrong."""
     family = demo.family()
-    assert demo.part("org.apache.spark") and demo.part("kernels/launcher.py")
+    assert demo.part("org.apache.spark") and demo.part("keeper/launcher.py")
     demo.signal(signal.SIGINT)
     assert demo.end() == 0
     assert_all_gone(family)

@@ -120,7 +120,7 @@ def keepers() -> set[int]:
     found = set()
     for process in psutil.Process().children(recursive=True):
         try:
-            if "himalia.kernels.keeper" in process.cmdline():
+            if "himalia.keeper" in process.cmdline():
                 found.add(process.pid)
         except psutil.Error:  # it ended meanwhile
             continue
@@ -378,7 +378,7 @@ def test_a_timeout_interrupts_the_kernel(
     http: httpx.Client, kernel: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The request ends as `timeout` with what it had said, and the next one runs."""
-    caplog.set_level("INFO", "himalia.kernels.runner")
+    caplog.set_level("INFO", "himalia.kernels.scheduler")
     code = "print('begun', flush=True)\nimport time\ntime.sleep(600)"
     result = run(http, kernel, code, timeout_s=0.5)
     assert (result["status"], printed(result)) == ("timeout", "begun\n")

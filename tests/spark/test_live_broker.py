@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from himalia.kernels.broker import IopubBroker
-from himalia.kernels.channels import Channel, RequestChannels
-from himalia.kernels.records import headers_of, message_of
+from himalia.iopub.broker import IopubBroker
+from himalia.iopub.channels import Channel, RequestChannels
+from himalia.jupyter.records import headers_of, message_of
 from himalia.record import Record
 from himalia.spark.pipeline.iopub import iopub
 from tests.kernel_server import kernel_server

@@ -9,25 +9,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from himalia.kernels.broker import (
+    from himalia.iopub.broker import (
         BrokerConfig,
         BrokerStats,
+        ExecutionGuard,
         IopubBroker,
         RequestContext,
     )
-    from himalia.kernels.channels import Channel, RequestChannels
-    from himalia.kernels.collector import ExecutionCollector
-    from himalia.kernels.connection_file import ConnectionInfo, read_connection_file
+    from himalia.iopub.channels import Channel, GlobalSubscriber, RequestChannels
+    from himalia.iopub.collector import ExecutionCollector
+    from himalia.iopub.listener import IopubThread, start_iopub_thread
+    from himalia.iopub.shell import ShellClient, send_execute_request
+    from himalia.jupyter.connection_file import ConnectionInfo, read_connection_file
+    from himalia.jupyter.result import ExecutionResult, ExecutionStatus
+    from himalia.jupyter.wire import KernelMessage, Wire
     from himalia.kernels.execute import execute_code
-    from himalia.kernels.global_subscriber import GlobalSubscriber
-    from himalia.kernels.guard import ExecutionGuard
     from himalia.kernels.host import KernelHost
-    from himalia.kernels.iopub import IopubThread, start_iopub_thread
     from himalia.kernels.kernel import Kernel
     from himalia.kernels.request import Code
-    from himalia.kernels.result import ExecutionResult, ExecutionStatus
-    from himalia.kernels.shell import ShellClient, send_execute_request
-    from himalia.kernels.wire import KernelMessage, Wire
 
 _HOMES = {
     "BrokerConfig": "broker",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+from himalia.jupyter.result import ExecutionResult
 from himalia.kernels.history import read_execution
 from himalia.kernels.kernel import Kernel
 from himalia.kernels.request import Code
-from himalia.kernels.result import ExecutionResult
 
 
 async def execute_code(

@@ -14,10 +14,10 @@ from typing import Any, ClassVar
 import msgspec
 
 from himalia.errors import EpochChanged
-from himalia.kernels.channels import Channel
-from himalia.kernels.duration import StatusDates
-from himalia.kernels.outputs import BYTES_MAX, OutputFold, natural
-from himalia.kernels.records import (
+from himalia.iopub.channels import Channel
+from himalia.jupyter.duration import StatusDates
+from himalia.jupyter.outputs import BYTES_MAX, OutputFold, natural
+from himalia.jupyter.records import (
     EVENT_CHANNEL,
     KernelEvent,
     RecordHeaders,
@@ -25,8 +25,8 @@ from himalia.kernels.records import (
     message_of,
     stored_id,
 )
-from himalia.kernels.result import ExecutionError, ExecutionResult, ExecutionStatus
-from himalia.kernels.wire import KernelMessage
+from himalia.jupyter.result import ExecutionError, ExecutionResult, ExecutionStatus
+from himalia.jupyter.wire import KernelMessage
 from himalia.log.api import Chunk, Log
 from himalia.record import Record
 

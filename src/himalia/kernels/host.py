@@ -26,28 +26,27 @@ from himalia.errors import (
     TooManyKernels,
     TopicNotFound,
 )
-from himalia.kernels.connection_file import find_connection_file, read_connection_file
-from himalia.kernels.encryption import check_attachable
+from himalia.iopub.listener import IopubThread
+from himalia.jupyter.connection_file import find_connection_file, read_connection_file
+from himalia.jupyter.records import KernelEvent, event_draft
+from himalia.jupyter.result import ExecutionResult
+from himalia.jupyter.wire import Wire
+from himalia.keeper.client import KeeperGone, found_keepers
+from himalia.keeper.kernel_process import KernelProcess
+from himalia.keeper.launch import check_attachable
+from himalia.keeper.spool_consumer import Bookmark
+from himalia.kernels.connection import check_listening
+from himalia.kernels.context import Parts, RequestTracing
 from himalia.kernels.history import find_request, read_execution
-from himalia.kernels.intake import Bookmark
-from himalia.kernels.iopub import IopubThread
-from himalia.kernels.keeping import KeeperGone, found_keepers
 from himalia.kernels.kernel import TOPIC_PREFIX, Kernel
-from himalia.kernels.leftovers import Leftovers
-from himalia.kernels.listener import HostListener
-from himalia.kernels.parts import Parts
-from himalia.kernels.probe import check_listening
-from himalia.kernels.process import KernelProcess
-from himalia.kernels.records import KernelEvent, event_draft
+from himalia.kernels.model import HostListener
 from himalia.kernels.recovery import (
+    Leftovers,
     OpenRequest,
     bookmark_in,
     open_requests,
     parents_in,
 )
-from himalia.kernels.result import ExecutionResult
-from himalia.kernels.tracing import RequestTracing
-from himalia.kernels.wire import Wire
 from himalia.local_server import make_private, runtime_directory
 from himalia.log import sqlite_path
 from himalia.log.api import Batch

@@ -12,19 +12,10 @@ from typing import Any
 import msgspec
 
 from himalia.errors import HimaliaError, KernelFailed, KernelUnavailable, LogUnavailable, TopicExists
-from himalia.kernels.bridge import Bridge
-from himalia.kernels.broker import BrokerConfig, BrokerStats, IopubBroker
-from himalia.kernels.connection_file import ConnectionInfo
-from himalia.kernels.exit_reason import exit_reason
-from himalia.kernels.intake import SPOOL_WAS_FULL, Bookmark
-from himalia.kernels.keeper.limits import Limits
-from himalia.kernels.keeping import Keeper
-from himalia.kernels.link import Link
-from himalia.kernels.listener import KernelListener
-from himalia.kernels.model import KernelModel, KernelState
-from himalia.kernels.parts import Parts
-from himalia.kernels.process import KernelProcess
-from himalia.kernels.records import (
+from himalia.iopub.broker import BrokerConfig, BrokerStats, IopubBroker
+from himalia.iopub.shell import Asked, ShellPort
+from himalia.jupyter.connection_file import ConnectionInfo
+from himalia.jupyter.records import (
     DISK_WAS_FULL,
     KernelEvent,
     draft_of,
@@ -32,12 +23,19 @@ from himalia.kernels.records import (
     gap_draft,
     too_large_draft,
 )
+from himalia.jupyter.result import ExecutionStatus
+from himalia.jupyter.wire import Fault, FaultKind, KernelMessage
+from himalia.keeper.client import Keeper
+from himalia.keeper.kernel_process import KernelProcess
+from himalia.keeper.limits import Limits, exit_reason
+from himalia.keeper.spool_consumer import SPOOL_WAS_FULL, Bookmark
+from himalia.kernels.connection import Link
+from himalia.kernels.context import Parts
+from himalia.kernels.model import KernelListener, KernelModel, KernelState
 from himalia.kernels.recovery import OpenRequest
 from himalia.kernels.request import Code, Request
-from himalia.kernels.result import ExecutionStatus
-from himalia.kernels.runner import Runner
-from himalia.kernels.shell import Asked, ShellPort
-from himalia.kernels.wire import Fault, FaultKind, KernelMessage
+from himalia.kernels.scheduler import Runner
+from himalia.kernels.topic_writer import Bridge
 from himalia.log.api import Log
 from himalia.record import Draft, now_us
 

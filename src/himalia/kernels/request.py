@@ -10,10 +10,10 @@ from uuid import uuid4
 
 import msgspec
 
-from himalia.kernels.channels import Channel
-from himalia.kernels.duration import StatusDates
-from himalia.kernels.result import ExecutionStatus
-from himalia.kernels.wire import KernelMessage
+from himalia.iopub.channels import Channel
+from himalia.jupyter.duration import StatusDates
+from himalia.jupyter.result import ExecutionStatus
+from himalia.jupyter.wire import KernelMessage
 from himalia.record import now_us
 
 logger = logging.getLogger("himalia.kernels.request")

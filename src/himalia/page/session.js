@@ -44,7 +44,7 @@ export class Cell {
     return ENDED.has(this.status);
   }
 
-  /** How long it ran, in ms, by the rule of kernels/duration.py; null if that is not known. */
+  /** How long it ran, in ms, by the rule of jupyter/duration.py; null if that is not known. */
   get ranMs() {
     if (!this.startedAt || !this.finishedAt) return null;
     const [started, closed] = [msOf(this.startedAt), msOf(this.finishedAt)];

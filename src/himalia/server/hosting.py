@@ -26,10 +26,10 @@ from himalia.server.undivided import Undivided
 from himalia.settings import Settings
 
 if TYPE_CHECKING:
+    from himalia.kernels.context import RequestTracing
     from himalia.kernels.host import KernelHost
     from himalia.kernels.kernel import Kernel
     from himalia.kernels.request import Code, Request
-    from himalia.kernels.tracing import RequestTracing
 
 T = TypeVar("T")
 
@@ -205,7 +205,7 @@ class Hosting:
 
     async def attach_all(self, caller: Principal) -> tuple[list[Kernel], dict[str, str]]:
         """Listen to all kernels of Jupyter's runtime directory; also says which files were skipped, and why."""
-        from himalia.kernels.connection_file import runtime_connection_files
+        from himalia.jupyter.connection_file import runtime_connection_files
 
         _ = self.host
         attached: list[Kernel] = []
@@ -270,7 +270,7 @@ class Hosting:
 
 def _path(name: str) -> Path:
     """A connection file. Blocks, but not for ever: only an ordinary, small file is opened later."""
-    from himalia.kernels.connection_file import find_connection_file
+    from himalia.jupyter.connection_file import find_connection_file
 
     try:
         path = find_connection_file(name)

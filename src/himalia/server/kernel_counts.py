@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from himalia.kernels.duration import RunHistogram
+    from himalia.jupyter.duration import RunHistogram
     from himalia.kernels.kernel import Kernel
 
 
@@ -40,7 +40,7 @@ class KernelCounts:
         self.latency_sum_s += stats.latency.sum_s
 
     def _add_runs(self, runs: RunHistogram | None) -> None:
-        from himalia.kernels.duration import RunHistogram
+        from himalia.jupyter.duration import RunHistogram
 
         if runs is not None:
             self.runs = self.runs or RunHistogram()

@@ -40,8 +40,8 @@ from himalia.server.topic_rights import has_right, require_right
 from himalia.topics import check_name
 
 if TYPE_CHECKING:
+    from himalia.jupyter.result import ExecutionResult
     from himalia.kernels.kernel import Kernel
-    from himalia.kernels.result import ExecutionResult
 
 JSON = "application/json"
 _ANY_TOPIC = f"{TOPIC_PREFIX}{uuid4()}"

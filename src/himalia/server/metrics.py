@@ -118,12 +118,12 @@ class Metrics(Collector):
             yield GaugeMetricFamily(name, help, value)
 
     def _of_kernels(self) -> Iterator[Metric]:
-        from himalia.kernels.broker import LATENCY_BOUNDS_S
-        from himalia.kernels.channels import Channel
-        from himalia.kernels.duration import RUN_BOUNDS_S
+        from himalia.iopub.broker import LATENCY_BOUNDS_S
+        from himalia.iopub.channels import Channel
+        from himalia.jupyter.duration import RUN_BOUNDS_S
+        from himalia.jupyter.result import ExecutionStatus
+        from himalia.jupyter.wire import FaultKind
         from himalia.kernels.model import KernelState
-        from himalia.kernels.result import ExecutionStatus
-        from himalia.kernels.wire import FaultKind
 
         hosting = self._broker.kernels
         kernels = hosting.kernels

@@ -13,7 +13,7 @@ started          when the kernel first said that it is busy with it
 finished         the time of the record that closed it
 queue_ms         from queued to started
 run_ms           from busy to idle by the kernel's own clock; from started to finished where that clock is
-                 not plausible, see ``himalia.kernels.duration``
+                 not plausible, see ``himalia.jupyter.duration``
 messages         messages of IOPub up to the close; ``*_messages`` of them by channel
 stdout, stderr   what it printed: whole up to 64 KiB, else the beginning, a marker and the end
 stdout_bytes, stderr_bytes    how much that was
@@ -38,7 +38,7 @@ from himalia.spark.pipeline import output, requests
 from himalia.spark.pipeline.iopub import IOPUB_CHANNELS, kernel_of
 
 TOLERANCE_US = 1_000_000
-"""As in ``himalia.kernels.duration``, which this package does not import: executors have no kernels."""
+"""As in ``himalia.jupyter.duration``, which this package does not import: executors have no kernels."""
 
 
 def executions(merged: DataFrame) -> DataFrame:
@@ -78,7 +78,7 @@ def executions(merged: DataFrame) -> DataFrame:
 
 
 def _run_ms(asked_us: str, started_us: str, closed_us: str) -> str:
-    """How long it ran, by the rule of ``himalia.kernels.duration``."""
+    """How long it ran, by the rule of ``himalia.jupyter.duration``."""
     is_plausible = f"""
         busy_header_us <= idle_header_us
         and busy_header_us >= coalesce({asked_us}, {started_us}) - {TOLERANCE_US}

@@ -1,0 +1,1 @@
+"""The IOPub broker of a Jupyter front end."""

@@ -1,0 +1,396 @@
+"""Listening to IOPub: one thread takes in what all kernels say and hands it over, in batches.
+
+Of a kept kernel it reads the spool, of any other a socket of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from himalia.iopub.broker import IopubBroker
+from himalia.jupyter.connection_file import ConnectionInfo
+from himalia.jupyter.wire import NOT_ON_IOPUB, Fault, KernelMessage, Wire
+from himalia.keeper.iopub_socket import Flood
+from himalia.kernels.topic_writer import Seldom
+
+logger = logging.getLogger("himalia.iopub.listener")
+
+POLL_MS = 100
+"""The longest the thread sleeps, so that periodic work is done in an idle process too."""
+BATCH_MAX = 512
+"""Messages taken from one socket before the next has its turn."""
+BATCH_BYTES_MAX = 8 << 20
+GATHER_S = 0.005
+"""A pause in a flood, so that its messages come in batches: each batch costs a commit."""
+RECONNECT_AFTER_MS = 20
+WELCOME_WITHIN_S = 2.0
+
+
+class KernelFeed(Protocol):
+    """Where the messages of one kernel come from. Apart from its attributes, used in the thread only."""
+
+    @property
+    def name(self) -> str:
+        """For the server's own log."""
+
+    @property
+    def closed(self) -> threading.Event:
+        """Set by the thread when nothing more will be handed over."""
+
+    @property
+    def source(self) -> Any:
+        """What to wait for, a ZeroMQ socket or a descriptor; None if there is nothing, or nothing any more."""
+
+    @property
+    def is_flooding(self) -> bool:
+        """Whether the thread should pause before it drains again, so that messages come in larger batches."""
+
+    def open(self, context: zmq.Context[zmq.Socket[bytes]]) -> None: ...
+
+    def drain(self) -> bool:
+        """Hand over what is waiting, up to a batch; says whether there may be more. Must not block."""
+
+    def periodic(self) -> bool:
+        """Called about every 100 ms, whether anything came or not; says what ``drain`` does."""
+
+    def close(self) -> None: ...
+
+
+class Listener(Protocol):
+    """Who gets the messages of one kernel. Called in the thread; must not block."""
+
+    def received(self, messages: Sequence[KernelMessage]) -> None: ...
+
+    def faulty(self, faults: Sequence[Fault]) -> None: ...
+
+    def periodic(self) -> None:
+        """Called about every 100 ms, whether anything came or not."""
+
+
+class Feed:
+    """One kernel's IOPub socket and who listens to it.
+
+    ``on_break`` is called when the kernel is heard again after the connection broke, which it does too where somebody
+    restarts it. What was said meanwhile is lost.
+    """
+
+    def __init__(
+        self,
+        connection: ConnectionInfo,
+        wire: Wire,
+        listener: Listener,
+        on_break: Callable[[], None] | None = None,
+    ) -> None:
+        self.connection = connection
+        self.wire = wire
+        self.listener = listener
+        self.name = connection.endpoint("iopub")
+        self.source: zmq.Socket[bytes] | None = None
+        self.closed = threading.Event()
+        self.is_flooding = False
+        self._on_break = on_break
+        self._monitor: zmq.Socket[bytes] | None = None
+        self._is_broken = False
+        self._flood = Flood()
+        self._complaint = Seldom()
+
+    def open(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        socket = context.socket(zmq.SUB)
+        # ZeroMQ would drop silently at its own limit; what bounds memory here is the listener.
+        socket.rcvhwm = 0
+        socket.linger = 0
+        # A kernel that starts does not listen yet, and ZeroMQ would look again only after 100 ms.
+        socket.reconnect_ivl = RECONNECT_AFTER_MS
+        self.connection.secure(socket)
+        # Before connecting, so that nothing published in between is missed.
+        socket.subscribe(b"")
+        if self._on_break is not None:
+            self._monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        socket.connect(self.name)
+        self.source = socket
+
+    def drain(self) -> bool:
+        assert self.source is not None
+        self._look_for_breaks()
+        receive, decode = self.source.recv_multipart, self.wire.decode
+        messages: list[KernelMessage] = []
+        faults: list[Fault] = []
+        size = 0
+        more = True
+        while len(messages) + len(faults) < BATCH_MAX and size < BATCH_BYTES_MAX:
+            try:
+                frames = receive(zmq.NOBLOCK)
+            except zmq.Again:
+                more = False
+                break
+            decoded = decode(frames)
+            if isinstance(decoded, Fault):
+                faults.append(decoded)
+                size += decoded.size_bytes
+            else:
+                messages.append(decoded)
+                size += len(decoded.content)
+        if messages:
+            self.listener.received(messages)
+        if faults:
+            self._complain(faults)
+            self.listener.faulty(faults)
+        self.is_flooding = self._is_flood(messages) and not more
+        return more
+
+    def periodic(self) -> bool:
+        self._look_for_breaks()
+        self.listener.periodic()
+        return False
+
+    def close(self) -> None:
+        if self.source is not None:
+            if self._monitor is not None:
+                self.source.disable_monitor()
+                self._monitor.close(linger=0)
+                self._monitor = None
+            self.source.close()
+            self.source = None
+
+    def _look_for_breaks(self) -> None:
+        """Told of when it is over: what comes next is behind the gap."""
+        while self._monitor is not None and self._on_break is not None:
+            try:
+                event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))["event"]
+            except zmq.Again:
+                return
+            if event == zmq.EVENT_DISCONNECTED:
+                self._is_broken = True
+            elif self._is_broken:
+                self._is_broken = False
+                self._on_break()
+
+    def _is_flood(self, messages: Sequence[KernelMessage]) -> bool:
+        now_s = time.monotonic()
+        if any(message.msg_type == "status" for message in messages):
+            self._flood.end(now_s)
+            return False
+        return self._flood.took(len(messages), now_s)
+
+    def _complain(self, faults: Sequence[Fault]) -> None:
+        if self._complaint.is_due():
+            first = faults[0]
+            logger.warning(
+                "%s sent %d messages that were refused, the first: %s (%s)",
+                self.name,
+                len(faults),
+                first.kind,
+                first.detail,
+            )
+
+
+class IopubThread:
+    """The thread. ``add`` and ``remove`` may be called from any other."""
+
+    def __init__(self) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._poller = zmq.Poller()
+        self._feeds: list[KernelFeed] = []
+        # What is waited for, by feed; some have nothing to wait for.
+        self._watched: dict[KernelFeed, Any] = {}
+        # Those that had more than a batch, and are drained again without waiting.
+        self._behind: list[KernelFeed] = []
+        self._commands: deque[Callable[[], None]] = deque()
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
+        self._poller.register(self._wake_read, zmq.POLLIN)
+        self._stopping = False
+        self._has_ended = False
+        self._lock = threading.Lock()
+        self._periodic_s = 0.0
+        self._thread = threading.Thread(target=self._run, name="himalia-iopub", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Close all sockets; returns when the thread has ended. May be called again."""
+        self._stopping = True
+        with self._lock:
+            if self._has_ended:
+                return
+            self._wake()
+        self._thread.join()
+        with self._lock:
+            if self._has_ended:
+                return
+            self._has_ended = True
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+        # Whoever waits for something that was asked too late is answered all the same.
+        while self._commands:
+            self._commands.popleft()()
+
+    def add(self, feed: KernelFeed) -> None:
+        """Begin to listen. The feed is opened soon after this returns."""
+        self._command(lambda: self._add(feed))
+
+    def remove(self, feed: KernelFeed) -> None:
+        """Stop listening; ``feed.closed`` is set when nothing more will be handed over."""
+        self._command(lambda: self._remove(feed))
+
+    def call(self, work: Callable[[], None]) -> None:
+        """Have something done in the thread, soon."""
+        self._command(work)
+
+    def _command(self, command: Callable[[], None]) -> None:
+        with self._lock:
+            # The descriptor may be somebody else's by then.
+            if not self._has_ended:
+                self._commands.append(command)
+                self._wake()
+                return
+        command()
+
+    def _wake(self) -> None:
+        try:
+            os.write(self._wake_write, b"x")
+        except BlockingIOError:
+            pass  # it will wake up anyway
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                self._turn()
+        finally:
+            for feed in list(self._feeds):
+                self._remove(feed)
+            self._context.term()
+
+    def _turn(self) -> None:
+        ready = dict(self._poller.poll(0 if self._behind else POLL_MS))
+        if self._wake_read in ready:
+            self._obey()
+        told = [feed for feed, source in self._watched.items() if source in ready]
+        due = [*told, *(feed for feed in self._behind if feed not in told)]
+        self._behind = [feed for feed in due if self._drain(feed)]
+        now_s = time.monotonic()
+        if not self._behind and any(feed.is_flooding for feed in due):
+            time.sleep(GATHER_S)
+        if now_s >= self._periodic_s:
+            self._periodic_s = now_s + POLL_MS / 1000
+            for feed in list(self._feeds):
+                if self._guarded(feed, feed.periodic) and feed not in self._behind:
+                    self._behind.append(feed)
+
+    def _drain(self, feed: KernelFeed) -> bool:
+        has_more = self._guarded(feed, feed.drain)
+        if feed.source is None:
+            self._unwatch(feed)
+        return has_more
+
+    def _guarded(self, feed: KernelFeed, work: Callable[[], bool]) -> bool:
+        try:
+            return work()
+        except Exception:  # a bug on one kernel may not end listening to all others
+            logger.exception("listening to %s failed", feed.name)
+            return False
+
+    def _obey(self) -> None:
+        try:
+            os.read(self._wake_read, 4096)
+        except BlockingIOError:
+            pass
+        while self._commands:
+            try:
+                self._commands.popleft()()
+            except Exception:  # as in _guarded
+                logger.exception("something asked of the listening thread failed")
+
+    def _add(self, feed: KernelFeed) -> None:
+        if self._stopping:
+            feed.closed.set()
+            return
+        try:
+            feed.open(self._context)
+        except zmq.ZMQError:
+            logger.exception("cannot listen to %s", feed.name)
+            feed.closed.set()
+            return
+        self._feeds.append(feed)
+        # There may be something already.
+        self._behind.append(feed)
+        if feed.source is not None:
+            self._watched[feed] = feed.source
+            self._poller.register(feed.source, zmq.POLLIN)
+
+    def _unwatch(self, feed: KernelFeed) -> None:
+        source = self._watched.pop(feed, None)
+        if source is not None:
+            self._poller.unregister(source)
+
+    def _remove(self, feed: KernelFeed) -> None:
+        if feed in self._feeds:
+            self._feeds.remove(feed)
+            self._unwatch(feed)
+            feed.close()
+        if feed in self._behind:
+            self._behind.remove(feed)
+        feed.closed.set()
+
+
+class BrokerListener:
+    """Routes everything to a broker and lets it clean up when it is time. Faults, too, may be of interest."""
+
+    def __init__(
+        self, broker: IopubBroker, on_faults: Callable[[Sequence[Fault]], None] | None = None
+    ) -> None:
+        self._broker = broker
+        self._on_faults = on_faults
+
+    def received(self, messages: Sequence[KernelMessage]) -> None:
+        self._broker.route_messages(messages)
+
+    def faulty(self, faults: Sequence[Fault]) -> None:
+        # The wire has counted them.
+        if self._on_faults is not None:
+            self._on_faults(faults)
+
+    def periodic(self) -> None:
+        self._broker.cleanup_if_due()
+
+
+class _FirstWord:
+    """A subscriber that waits for the first message of all."""
+
+    def __init__(self) -> None:
+        self.heard = threading.Event()
+
+    def offer(self, messages: Sequence[KernelMessage]) -> bool:
+        self.heard.set()
+        return False  # that was all
+
+
+def start_iopub_thread(
+    connection: ConnectionInfo, broker: IopubBroker, *, welcome_within_s: float = WELCOME_WITHIN_S
+) -> IopubThread:
+    """Listen to one kernel and route what it publishes. The caller stops the thread.
+
+    Comes back when the kernel was heard: new ones welcome whoever listens, so that nothing of a request that is sent
+    then is missed. One that says nothing within so many seconds is listened to all the same.
+    """
+    scheme = connection.signature_scheme
+    wire = Wire(connection.key.encode(), scheme=scheme, refused_types=NOT_ON_IOPUB)
+    first = _FirstWord()
+    broker.add_global_subscriber(first)
+    thread = IopubThread()
+    thread.start()
+    thread.add(Feed(connection, wire, BrokerListener(broker)))
+    first.heard.wait(welcome_within_s)
+    broker.remove_global_subscriber(first)
+    return thread

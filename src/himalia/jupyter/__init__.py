@@ -1,0 +1,1 @@
+"""The Jupyter kernel protocol without sockets: messages, connection files, records, outputs and results."""

@@ -1,0 +1,97 @@
+"""How long a request ran: by the dates in the kernel's own messages, as long as the log's times agree with them.
+
+The log's times are those of commits, and a short request often has its ``busy`` and its ``idle`` in one commit. The
+kernel stamps both when it sends them. Its dates count if they lie between the time the request was accepted here and
+the time it was closed (or, if another client sent it, between the commits of its busy and its close, a second more
+at either end); otherwise (no date, a kernel whose clock is wrong, a kernel that died) the log's times do. The
+pipeline (``spark/pipeline/executions.py``) and the page (``page/session.js``) have the same rule;
+``tests/kernels/durations.py`` holds the cases that all three are tested with.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+import msgspec
+
+from himalia.jupyter.wire import KernelMessage
+from himalia.record import parse_ts
+
+TOLERANCE_US = 1_000_000
+"""How far the kernel's dates may lie outside the log's times: these are taken a moment before or after."""
+
+
+class _Status(msgspec.Struct, gc=False):
+    execution_state: str = ""
+
+
+class _Dated(msgspec.Struct, gc=False):
+    date: str = ""
+
+
+_decode_status = msgspec.json.Decoder(_Status).decode
+_decode_dated = msgspec.json.Decoder(_Dated).decode
+
+
+class StatusDates:
+    """The kernel's dates of the first ``busy`` and the first ``idle`` of one request."""
+
+    __slots__ = ("busy_us", "idle_us")
+
+    def __init__(self) -> None:
+        self.busy_us: int | None = None
+        self.idle_us: int | None = None
+
+    def add(self, message: KernelMessage) -> None:
+        """Take a ``status`` message of the request; what is not one, or has no date, changes nothing."""
+        try:
+            state = _decode_status(message.content).execution_state
+            date_us = parse_ts(_decode_dated(message.header).date)
+        except (msgspec.MsgspecError, ValueError, OverflowError):
+            return
+        if state == "busy":
+            self.busy_us = date_us if self.busy_us is None else min(self.busy_us, date_us)
+        elif state == "idle":
+            self.idle_us = date_us if self.idle_us is None else min(self.idle_us, date_us)
+
+    def run_us(self, asked_us: int | None, started_us: int | None, closed_us: int | None) -> int | None:
+        """How long the request ran; None if it never started or is not closed.
+
+        The arguments are times of the log: when the request was accepted (None if another client sent it), when its
+        ``busy`` was stored, and when it was closed.
+        """
+        if started_us is None or closed_us is None:
+            return None
+        if self._is_plausible(started_us if asked_us is None else asked_us, closed_us):
+            assert self.busy_us is not None and self.idle_us is not None
+            return self.idle_us - self.busy_us
+        return max(closed_us - started_us, 0)
+
+    def _is_plausible(self, earliest_us: int, latest_us: int) -> bool:
+        if self.busy_us is None or self.idle_us is None:
+            return False
+        return earliest_us - TOLERANCE_US <= self.busy_us <= self.idle_us <= latest_us + TOLERANCE_US
+
+
+RUN_BOUNDS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 300.0, 1800.0, 3600.0)
+"""Upper bounds of the buckets of ``himalia_kernel_execution_seconds``; one more bucket has none."""
+
+
+class RunHistogram:
+    """How long requests ran, counted per bucket (not cumulative)."""
+
+    __slots__ = ("counts", "sum_s")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(RUN_BOUNDS_S) + 1)
+        self.sum_s = 0.0
+
+    def observe(self, run_us: int | None) -> None:
+        """Count a request; one that never started has no duration and is left out."""
+        if run_us is not None:
+            self.counts[bisect_left(RUN_BOUNDS_S, run_us / 1_000_000)] += 1
+            self.sum_s += run_us / 1_000_000
+
+    def add(self, other: RunHistogram) -> None:
+        self.counts = [one + more for one, more in zip(self.counts, other.counts, strict=True)]
+        self.sum_s += other.sum_s

@@ -1,0 +1,261 @@
+"""Kernel messages and kernel events as records of the topic ``kernels.<kernel_id>``, and back again.
+
+A record's payload is the Jupyter message (``header``, ``parent_header``, ``metadata``, ``content`` and, where there
+are any, ``buffers`` in base64), joined from the parts as the wire gave them, which made sure that each is JSON on
+one line. What readers select by stands in the record's headers, so that nobody has to decode a payload to find out
+that it is not for them.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from enum import StrEnum
+from typing import Any, Protocol
+from uuid import UUID, uuid4, uuid5
+
+import msgspec
+
+from himalia.jupyter.wire import PROTOCOL_VERSION, Fault, KernelMessage
+from himalia.record import Draft, Record, format_ts, now_us
+
+ID_LENGTH_MAX = 256
+EVENT_TYPE = "kernel_event"
+EVENT_CHANNEL = "kernel"
+EVENT_USERNAME = "himalia"
+DISK_WAS_FULL = "the disk was full when the kernel ended"
+"""Why the last messages of a kernel are missing."""
+
+_ID_NAMESPACE = UUID("7d0f6b0c-5c3e-5b1a-9b44-0c6a4d1f7a52")
+
+
+class KernelEvent(StrEnum):
+    """What happens to a kernel and to the requests it is given, told in its topic beside its messages."""
+
+    STARTED = "started"
+    DIED = "died"
+    RESTARTING = "restarting"
+    RESTARTED = "restarted"
+    MOVED = "moved"
+    INTERRUPTED = "interrupted"
+    REATTACHED = "reattached"
+    ATTACHED = "attached"
+    STOPPED = "stopped"
+    GAP = "gap"
+    REQUEST_QUEUED = "request_queued"
+    REQUEST_CLOSED = "request_closed"
+    MESSAGE_TOO_LARGE = "message_too_large"
+
+
+class RecordHeaders(msgspec.Struct, frozen=True, gc=False):
+    """The headers of a kernel's record. ``channel`` is one of the five of IOPub, ``shell``, ``stdin``, ``control``
+    or, for our own events, ``kernel``; ``parent_id`` is the request's id, or empty."""
+
+    msg_type: str = ""
+    channel: str = ""
+    parent_id: str = ""
+    kernel_id: str = ""
+    username: str = ""
+    session: str = ""
+
+
+class _Envelope(msgspec.Struct, gc=False):
+    header: msgspec.Raw
+    parent_header: msgspec.Raw
+    metadata: msgspec.Raw
+    content: msgspec.Raw
+    buffers: tuple[bytes, ...] = ()
+
+
+class _Numbered(msgspec.Struct, gc=False):
+    seq: str = ""
+
+
+class _Identity(msgspec.Struct, gc=False):
+    msg_id: str = ""
+
+
+_encode = msgspec.json.Encoder().encode
+_decode_headers = msgspec.json.Decoder(RecordHeaders).decode
+_decode_numbered = msgspec.json.Decoder(_Numbered).decode
+_decode_envelope = msgspec.json.Decoder(_Envelope).decode
+_decode_identity = msgspec.json.Decoder(_Identity).decode
+
+
+def draft_of(message: KernelMessage, kernel_id: str, channel: str) -> Draft:
+    """A message as the log stores it; the same message always gives the same draft.
+
+    The identities (they belong to one connection) and the time of arrival (the log has its own) are not kept.
+    """
+    headers = RecordHeaders(
+        msg_type=message.msg_type,
+        channel=channel,
+        parent_id=message.parent_id,
+        kernel_id=kernel_id,
+        username=message.username,
+        session=message.session,
+    )
+    encoded = _encode(headers)
+    if message.seq >= 0:
+        encoded = b'%b,"seq":"%d"}' % (encoded[:-1], message.seq)
+    return Draft(record_id(message), _payload_of(message), encoded)
+
+
+def seq_of(record: Record) -> int | None:
+    """The number of a record's message in its kernel's spool; None if it came another way, or 0.1 stored it."""
+    try:
+        seq = _decode_numbered(record.headers).seq
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    return int(seq) if seq.isdecimal() else None
+
+
+def event_draft(
+    kernel_id: str, event: str, /, *, request_id: str = "", session: str = "", caller: str = "", **data: Any
+) -> Draft:
+    """An event of our own, in a message's clothes; ``data`` (anything JSON can say) stands beside its name.
+
+    ``caller`` is the name of who caused it; empty for what the server or the kernel does by itself.
+    """
+    msg_id = str(uuid4())
+    if caller:
+        data["caller"] = caller
+    header = {
+        "msg_id": msg_id,
+        "msg_type": EVENT_TYPE,
+        "session": session,
+        "username": caller or EVENT_USERNAME,
+        "date": format_ts(now_us()),
+        "version": PROTOCOL_VERSION,
+    }
+    headers = RecordHeaders(
+        msg_type=EVENT_TYPE,
+        channel=EVENT_CHANNEL,
+        parent_id=request_id,
+        kernel_id=kernel_id,
+        username=caller or EVENT_USERNAME,
+        session=session,
+    )
+    envelope = {
+        "header": header,
+        "parent_header": {"msg_id": request_id} if request_id else {},
+        "metadata": {},
+        "content": {"event": event, **data},
+    }
+    return Draft(msg_id, _encoded(envelope), _encode(headers))
+
+
+class Ended(Protocol):
+    """What is known of a request when it is closed, by the server that ran it or by a later one."""
+
+    execution_count: int | None
+    queued_us: int
+    sent_us: int | None
+    started_us: int | None
+
+
+def closing_data(request: Ended, status: str, reason: str) -> dict[str, Any]:
+    """What ``request_closed`` says, whoever closes the request."""
+    return {
+        "status": str(status),
+        "reason": reason,
+        "execution_count": request.execution_count,
+        "queued_us": request.queued_us,
+        "sent_us": request.sent_us,
+        "started_us": request.started_us,
+        "finished_us": now_us(),
+    }
+
+
+def too_large_draft(kernel_id: str, fault: Fault, limit: int) -> Draft:
+    """A message that is not kept: what it was, and how large."""
+    return event_draft(
+        kernel_id,
+        KernelEvent.MESSAGE_TOO_LARGE,
+        request_id=fault.parent_id,
+        msg_type=fault.msg_type,
+        size_bytes=fault.size_bytes,
+        limit=limit,
+    )
+
+
+def gap_draft(kernel_id: str, count: int | None, reason: str) -> Draft:
+    """Messages are missing here: so many, or None if that is not known."""
+    known: dict[str, Any] = {} if count is None else {"count": count}
+    return event_draft(kernel_id, KernelEvent.GAP, **known, reason=reason)
+
+
+def headers_of(record: Record) -> RecordHeaders:
+    """The headers, without a look at the payload; empty ones for a record that is not a kernel's."""
+    try:
+        return _decode_headers(record.headers)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return RecordHeaders()
+
+
+def message_of(record: Record, headers: RecordHeaders | None = None) -> KernelMessage:
+    """The message of which ``draft_of`` made this record. ``headers`` saves decoding them a second time.
+
+    Its parts are the same bytes, but for white space around them. ``received_us`` is the record's own time.
+    Raises ``msgspec.DecodeError`` for a payload that is not a kernel message.
+    """
+    if headers is None:
+        headers = headers_of(record)
+    envelope = _decode_envelope(record.payload)
+    return KernelMessage(
+        msg_id=_decode_identity(envelope.header).msg_id,
+        msg_type=headers.msg_type,
+        session=headers.session,
+        username=headers.username,
+        parent_id=headers.parent_id,
+        header=bytes(envelope.header),
+        parent_header=bytes(envelope.parent_header),
+        metadata=bytes(envelope.metadata),
+        content=bytes(envelope.content),
+        buffers=envelope.buffers,
+        received_us=record.ts_us,
+    )
+
+
+def record_id(message: KernelMessage) -> str:
+    """The id under which a message is stored: its own or, where that is no sane id, one made of it.
+
+    It is the same however often and by whoever the message is stored: that makes storing it twice a no-op.
+    """
+    if message.msg_id:
+        return stored_id(message.msg_id)
+    # Without an id of its own a message is known by all that it says; by nothing, all of them would be one.
+    said = b"\n".join((message.header, message.parent_header, message.content, *message.buffers))
+    return str(uuid5(_ID_NAMESPACE, said.hex()))
+
+
+def stored_id(msg_id: str) -> str:
+    """The record id of a message with this Jupyter id."""
+    if 0 < len(msg_id) <= ID_LENGTH_MAX and msg_id.isprintable():
+        return msg_id
+    return str(uuid5(_ID_NAMESPACE, msg_id.encode("utf-8", "backslashreplace").hex()))
+
+
+def _payload_of(message: KernelMessage) -> bytes:
+    parts = [
+        b'{"header":',
+        message.header,
+        b',"parent_header":',
+        message.parent_header,
+        b',"metadata":',
+        message.metadata,
+        b',"content":',
+        message.content,
+    ]
+    if message.buffers:
+        parts += (b',"buffers":["', b'","'.join(map(b64encode, message.buffers)), b'"]')
+    parts.append(b"}")
+    return b"".join(parts)
+
+
+def _encoded(envelope: dict[str, Any]) -> bytes:
+    try:
+        return _encode(envelope)
+    except UnicodeEncodeError:
+        # A path or an error text that is not Unicode must not keep the event out of the log.
+        return json.dumps(envelope, ensure_ascii=False).encode("utf-8", "replace")

@@ -1,0 +1,166 @@
+"""Listening to a kernel's IOPub: everything that it publishes, as raw frames.
+
+What raw frames say of a kernel's state: which messages are urgent, and whether the kernel is busy.
+
+Telling a flood of messages from a kernel that says something now and then.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import zmq
+
+MESSAGES_AT_ONCE = 1000
+"""Received before the keeper looks at its other sockets."""
+RECONNECT_AFTER_MS = 20
+"""The socket connects before the kernel listens; the default of 100 ms could miss its first messages."""
+
+_EVENT = struct.Struct("=HI")
+_MONITOR_ADDRESS = "inproc://iopub-monitor"
+
+
+class IopubTap:
+    """A SUB socket that subscribed before it connected, without a limit on what it holds."""
+
+    def __init__(self, connection: dict[str, Any]) -> None:
+        """Begin to connect, by what Jupyter's connection file says."""
+        self.is_connected = False
+        self._context = zmq.Context()
+        self.socket: zmq.Socket[bytes] = self._context.socket(zmq.SUB)
+        self.socket.rcvhwm = 0
+        self.socket.linger = 0
+        self.socket.reconnect_ivl = RECONNECT_AFTER_MS
+        if "curve_publickey" in connection:
+            self._encrypt(connection)
+        events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+        self.socket.monitor(_MONITOR_ADDRESS, events)
+        self.monitor: zmq.Socket[bytes] = self._context.socket(zmq.PAIR)
+        self.monitor.linger = 0
+        self.monitor.connect(_MONITOR_ADDRESS)
+        self.socket.subscribe(b"")
+        self.socket.connect(_url(connection))
+
+    def _encrypt(self, connection: dict[str, Any]) -> None:
+        # A Jupyter connection file has one key pair, for both sides.
+        self.socket.curve_publickey = connection["curve_publickey"].encode()
+        self.socket.curve_secretkey = connection["curve_secretkey"].encode()
+        self.socket.curve_serverkey = connection["curve_publickey"].encode()
+
+    def receive(self) -> list[list[bytes]]:
+        """What has come, up to a limit; empty if nothing has."""
+        messages: list[list[bytes]] = []
+        try:
+            while len(messages) < MESSAGES_AT_ONCE:
+                messages.append(self.socket.recv_multipart(zmq.NOBLOCK))
+        except zmq.Again:
+            pass
+        return messages
+
+    def watch(self) -> None:
+        """Bring ``is_connected`` up to date."""
+        try:
+            while True:
+                event, _ = _EVENT.unpack(self.monitor.recv_multipart(zmq.NOBLOCK)[0])
+                self.is_connected = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+        except zmq.Again:
+            pass
+
+    def close(self) -> None:
+        self.socket.disable_monitor()
+        self.monitor.close()
+        self.socket.close()
+        self._context.term()
+
+
+def _url(connection: dict[str, Any]) -> str:
+    transport, ip, port = connection.get("transport", "tcp"), connection["ip"], connection["iopub_port"]
+    return f"{transport}://{ip}{':' if transport == 'tcp' else '-'}{port}"
+
+
+REQUESTS_MAX = 1000
+"""Requests that a kernel can be busy with, as far as is remembered here."""
+_DELIMITER = b"<IDS|MSG>"
+
+
+def is_status(frames: Sequence[bytes]) -> bool:
+    """Whether this is a message by which a kernel says that it begins or ends something."""
+    return b'"status"' in _part(frames, 2)
+
+
+def is_idle(frames: Sequence[bytes]) -> bool:
+    """Whether this is the message by which a kernel says that it has ended something: somebody waits for it."""
+    return is_status(frames) and b'"idle"' in _part(frames, 5)
+
+
+class Busyness:
+    """Whether a kernel works on some request, by the ``busy`` and ``idle`` that it says of each.
+
+    The last of them alone would not tell: a kernel answers on its control channel while a cell runs, and is ``busy``
+    and ``idle`` for that as well.
+    """
+
+    def __init__(self) -> None:
+        self._begun: dict[str, None] = {}
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._begun)
+
+    def take(self, frames: Sequence[bytes]) -> None:
+        """Take a status message; anything else changes nothing."""
+        state = _object(_part(frames, 5)).get("execution_state")
+        request = str(_object(_part(frames, 3)).get("msg_id", ""))
+        if state == "busy" and len(self._begun) < REQUESTS_MAX:
+            self._begun[request] = None
+        elif state == "idle":
+            self._begun.pop(request, None)
+
+
+def _object(part: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(part)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _part(frames: Sequence[bytes], number: int) -> bytes:
+    """A part of the message, counted from the delimiter; empty if there is none."""
+    try:
+        return frames[frames.index(_DELIMITER) + number]
+    except (ValueError, IndexError):
+        return b""
+
+
+FLOOD_PER_S = 500
+"""Messages a second, over a window, that are a flood; half as many go on with one."""
+WINDOW_S = 0.02
+"""Whoever says a few things in quick succession, within such a window, is never kept waiting."""
+
+
+class Flood:
+    """Whether messages come so thick, and for so long, that it pays to let some gather before they are passed on."""
+
+    def __init__(self) -> None:
+        self._began_s = 0.0
+        self._count = 0
+        self._is_on = False
+
+    def took(self, count: int, now_s: float) -> bool:
+        """So many messages were taken; says whether to let more gather."""
+        self._count += count
+        passed_s = now_s - self._began_s
+        if passed_s >= WINDOW_S:
+            wanted = FLOOD_PER_S * passed_s / (2 if self._is_on else 1)
+            self._is_on = self._count >= wanted
+            self._began_s, self._count = now_s, 0
+        return self._is_on
+
+    def end(self, now_s: float) -> None:
+        """The kernel began or ended something. Whoever waits for that asks again at once, and is not to wait."""
+        self._is_on = False
+        self._began_s, self._count = now_s, 0

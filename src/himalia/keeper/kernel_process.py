@@ -1,0 +1,242 @@
+"""The process of one of our own kernels: started, signalled and ended by jupyter_client, under a keeper."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from jupyter_client.kernelspec import KernelSpecManager, NoSuchKernel
+from jupyter_client.manager import AsyncKernelManager
+
+from himalia.errors import BadRequest, KernelFailed
+from himalia.jupyter.connection_file import ConnectionInfo, read_connection_file
+from himalia.keeper.client import Keeper, KernelNotStarted, Spooled, read_spool, remove_leftovers
+from himalia.keeper.launch import kernel_environment, transport_encryption
+from himalia.keeper.limits import Limits
+from himalia.keeper.provisioner import KeeperProvisioner, let_go, reattach
+from himalia.settings import Settings
+
+LAST_WORDS_MAX = 600
+PORT_TAKEN = os.strerror(errno.EADDRINUSE)
+"""What a kernel says in whatever language it is written: the text is the system's, or ZeroMQ's, which is the same."""
+
+
+class KernelProcess:
+    """One of our own kernels' process. Lives on the event loop that started it or attached to it again.
+
+    ``on_exit`` is told the return code when the process ends, whoever ended it. ``before_release`` is awaited when
+    the process has ended for good and before its spool is removed.
+    """
+
+    def __init__(self, manager: AsyncKernelManager, provisioner: KeeperProvisioner) -> None:
+        self._manager = manager
+        self._provisioner = provisioner
+        self.connection: ConnectionInfo
+        self.directory: Path
+        self.keeper_socket: str
+        self.on_exit: Callable[[int], None] | None = None
+        self.exited: asyncio.Future[int]
+        self.lost = 0
+        """How many of the last messages of a process that has ended are not in its spool: the disk was full."""
+        self._adopt()
+
+    @classmethod
+    async def start(
+        cls,
+        kernel_id: str,
+        name: str,
+        directory: Path,
+        settings: Settings,
+        *,
+        cwd: Path | None = None,
+        env: dict[str, str] | None = None,
+        owner: str | None = None,
+        specs: KernelSpecManager,
+        descriptors: int = 0,
+        keeps_files: bool = True,
+    ) -> KernelProcess:
+        """Start a kernel of this kernelspec, with the variables of ``env`` beside the server's own.
+
+        Raises ``BadRequest`` for an unknown one, ``KernelFailed`` otherwise.
+        """
+        manager = AsyncKernelManager(kernel_name=name, kernel_id=kernel_id, kernel_spec_manager=specs)
+        try:
+            spec = manager.kernel_spec
+        except NoSuchKernel:
+            spec = None
+        if spec is None:
+            known = ", ".join(sorted(specs.find_kernel_specs())) or "none: pip install ipykernel"
+            raise BadRequest(f"there is no kernelspec {name!r}; installed are: {known}", kernel_name=name)
+        manager.transport_encryption = transport_encryption(name, spec, settings.kernel_encryption)
+        provisioner = KeeperProvisioner(
+            kernel_id=kernel_id,
+            kernel_spec=spec,
+            parent=manager,
+            directory=str(directory),
+            owner=owner or "",
+            keep_s=settings.kernel_keep_s,
+            busy_keep_s=settings.kernel_busy_keep_s,
+            keeps_files=keeps_files,
+            memory_max=settings.kernel_memory_max,
+            cpu_s_max=settings.kernel_cpu_s_max,
+            descriptors=descriptors,
+            spool_bytes_max=settings.kernel_spool_bytes,
+        )
+        manager.provisioner = provisioner
+        options: dict[str, Any] = {} if cwd is None else {"cwd": str(cwd)}
+        options["env"] = kernel_environment(os.environ, settings.kernel_env_keep, env)
+        starting = asyncio.ensure_future(manager.start_kernel(**options))
+        try:
+            await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            # Half started it would be nobody's.
+            await asyncio.wait({starting})
+            if not starting.cancelled() and starting.exception() is None:
+                await manager.shutdown_kernel(now=True)
+            raise
+        except KernelNotStarted as error:
+            raise KernelFailed(
+                f"{error.message}{_said(error.data.get('log', ''))}", kernel_id=kernel_id
+            ) from None
+        except OSError as error:
+            raise KernelFailed(f"kernel {name!r} cannot be started: {error}", kernel_id=kernel_id) from None
+        return cls(manager, provisioner)
+
+    @classmethod
+    async def find(cls, directory: Path, specs: KernelSpecManager, descriptors: int = 0) -> KernelProcess:
+        """The kernel that lives in a directory. Raises ``KeeperGone`` if none does."""
+        manager = await reattach(directory, kernel_spec_manager=specs)
+        assert isinstance(manager.provisioner, KeeperProvisioner)
+        # For a restart: the next keeper inherits the limit of this server, not of the one that was here before.
+        manager.provisioner.descriptors = descriptors
+        return cls(manager, manager.provisioner)
+
+    @property
+    def kernel_id(self) -> str:
+        return str(self._manager.kernel_id)
+
+    @property
+    def name(self) -> str:
+        return str(self._manager.kernel_name)
+
+    @property
+    def owner(self) -> str | None:
+        """The caller whose kernel it is, as the keeper remembers it; None if that is not known."""
+        return self._provisioner.owner or None
+
+    @property
+    def pid(self) -> int | None:
+        return self._provisioner.pid
+
+    @property
+    def limits(self) -> Limits:
+        """Those that it was started with, by whichever server."""
+        return Limits(self._provisioner.memory_max, self._provisioner.cpu_s_max)
+
+    @property
+    def returncode(self) -> int | None:
+        return self.exited.result() if self.exited.done() else None
+
+    @property
+    def before_release(self) -> Callable[[Keeper], Awaitable[None]] | None:
+        return self._provisioner.before_release
+
+    @before_release.setter
+    def before_release(self, work: Callable[[Keeper], Awaitable[None]]) -> None:
+        self._provisioner.before_release = work
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the keeper is there: then its spool has all that the process said before ``on_exit`` is told."""
+        keeper = self._provisioner.keeper
+        return keeper is not None and keeper.is_connected
+
+    def read_spool(self, after: int) -> Iterator[Spooled]:
+        """What the keeper has heard after that number. Blocks."""
+        return read_spool(self.directory, after)
+
+    async def wait_until_listening(self) -> None:
+        """Wait until the keeper hears what the process publishes, or the process has ended."""
+        keeper = self._provisioner.keeper
+        if keeper is not None:
+            await keeper.wait_until_listening()
+
+    def last_words(self) -> str:
+        """The end of what the kernel wrote to its terminal, if it had one."""
+        keeper = self._provisioner.keeper
+        return _clipped(keeper.log_tail() if keeper is not None else self._provisioner.last_log)
+
+    @property
+    def found_port_taken(self) -> bool:
+        """Whether it ended because something else took a port between its choice and the kernel's start."""
+        return bool(self.returncode) and PORT_TAKEN in self.last_words()
+
+    async def interrupt(self) -> None:
+        await self._manager.interrupt_kernel()
+
+    async def restart(self) -> None:
+        """End the process and start it again, on the same ports. Raises ``KernelFailed``."""
+        await self._start_again(self._manager.restart_kernel(now=False))
+
+    async def move(self) -> None:
+        """Start the process again, which has ended, on other ports. Raises ``KernelFailed``."""
+        self._provisioner.leave_ports()
+        starting = asyncio.ensure_future(self._start_again(self._manager.restart_kernel(now=True)))
+        try:
+            await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            # Half started it could not be stopped.
+            await asyncio.wait({starting})
+            raise
+
+    async def _start_again(self, starting: Awaitable[None]) -> None:
+        try:
+            await starting
+        except (KernelNotStarted, OSError) as error:
+            raise KernelFailed(
+                f"kernel {self.name!r} cannot be started again: {error}{_said(self.last_words())}",
+                kernel_id=self.kernel_id,
+            ) from None
+        self._adopt()
+
+    async def stop(self) -> None:
+        """End the process and its keeper, and remove what they left."""
+        await self._manager.shutdown_kernel(now=self.returncode is not None)
+        # Of one that could not be restarted.
+        await asyncio.to_thread(remove_leftovers, self.directory)
+
+    async def let_go(self) -> None:
+        """Leave it to its keeper."""
+        await let_go(self._manager)
+
+    def _adopt(self) -> None:
+        """Take note of the process that runs now."""
+        keeper = self._provisioner.keeper
+        assert keeper is not None
+        self.directory = keeper.directory
+        self.keeper_socket = keeper.info.socket
+        self.connection = read_connection_file(Path(keeper.info.connection_file))
+        self.lost = 0
+        self.exited = asyncio.get_running_loop().create_future()
+        keeper.on_exit = partial(self._ended, keeper)
+
+    def _ended(self, keeper: Keeper, returncode: int) -> None:
+        self.lost = keeper.lost
+        if not self.exited.done():
+            self.exited.set_result(returncode)
+        if self.on_exit is not None:
+            self.on_exit(returncode)
+
+
+def _said(log: str) -> str:
+    return f"; it said: {_clipped(log)}" if log.strip() else ""
+
+
+def _clipped(log: str) -> str:
+    log = log.strip()
+    return log if len(log) <= LAST_WORDS_MAX else f"…{log[-LAST_WORDS_MAX:]}"

@@ -1,0 +1,34 @@
+"""What every kernel is given by its host.
+
+Where tracing looks in. The server has an implementation for OpenTelemetry.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import zmq
+
+from himalia.iopub.listener import IopubThread
+from himalia.pubsub import PubSubManager
+from himalia.settings import Settings
+
+
+class Parts(NamedTuple):
+    """What all kernels of a server share."""
+
+    manager: PubSubManager
+    iopub: IopubThread
+    context: zmq.Context[zmq.Socket[bytes]]
+    settings: Settings
+    tracing: RequestTracing | None
+    clock: Callable[[], float] = time.monotonic
+    """By which requests go stale."""
+
+
+class RequestTracing(Protocol):
+    def sending(self, request_id: str, topic: str) -> Callable[[str], None]:
+        """A request is about to be sent; the function returned is called with its status when the kernel is done."""
+        ...
