@@ -17,8 +17,8 @@ from benchmarks.bench import Bench
 from benchmarks.iopub_source import KEY, REQUEST_ID
 from benchmarks.section import Section, Target, spread
 from himalia.iopub.broker import IopubBroker
-from himalia.iopub.channels import Channel
 from himalia.iopub.listener import BrokerListener, Feed
+from himalia.jupyter.channels import Channel
 from himalia.jupyter.connection_file import ConnectionInfo
 from himalia.jupyter.wire import KernelMessage, Wire
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from benchmarks.bench import Bench
 from benchmarks.section import Section, Target
 from himalia.iopub.broker import BrokerConfig, IopubBroker
-from himalia.jupyter.result import ExecutionResult
+from himalia.iopub.result import ExecutionResult
 from himalia.jupyter.wire import KernelMessage, Wire
 
 REQUESTS, ORPHANS = 10_000, 1_000

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from himalia.iopub.channels import channel_of
+from himalia.jupyter.channels import channel_of
 from himalia.jupyter.records import draft_of, event_draft
 from himalia.jupyter.wire import KernelMessage
 from himalia.record import Draft, Record

@@ -25,8 +25,9 @@ from himalia.iopub.broker import (
     ExecutionGuard,
     IopubBroker,
 )
-from himalia.iopub.channels import Channel, GlobalSubscriber, RequestChannels
+from himalia.iopub.channels import GlobalSubscriber, RequestChannels
 from himalia.iopub.collector import ExecutionCollector
+from himalia.jupyter.channels import Channel
 from himalia.jupyter.wire import KernelMessage
 from tests.kernels.messages import message, reply, status
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from himalia.iopub.channels import Channel, RequestChannels, Sink, channel_of, is_idle
+from himalia.iopub.channels import RequestChannels, Sink
+from himalia.jupyter.channels import Channel, channel_of, is_idle
 from himalia.jupyter.wire import KernelMessage
 from tests.kernels.messages import message, reply, status
 

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from himalia.iopub.channels import Channel, RequestChannels, channel_of
+from himalia.iopub.channels import RequestChannels
 from himalia.iopub.collector import ExecutionCollector, Receiver
+from himalia.jupyter.channels import Channel, channel_of
 from himalia.jupyter.wire import KernelMessage
 from tests.kernels.messages import message, reply, status
 

@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from himalia.jupyter.burst import BURST_PER_S, WINDOW_S, BurstDetector
 from himalia.jupyter.wire import Wire
-from himalia.keeper.iopub_socket import (
-    FLOOD_PER_S,
-    REQUESTS_MAX,
-    WINDOW_S,
-    Busyness,
-    Flood,
-    is_idle,
-    is_status,
-)
+from himalia.keeper.iopub_socket import REQUESTS_MAX, Busyness, is_idle, is_status
 
 START_S = 1000.0
 PAUSE_S = 0.005
 
 
-def pauses(flood: Flood, times_s: list[float], count: int = 1) -> list[bool]:
-    return [flood.took(count, time_s) for time_s in times_s]
+def pauses(burst: BurstDetector, times_s: list[float], count: int = 1) -> list[bool]:
+    return [burst.add(count, time_s) for time_s in times_s]
 
 
 def evenly(per_s: float, seconds: float, start_s: float = START_S) -> list[float]:
@@ -29,52 +22,52 @@ def evenly(per_s: float, seconds: float, start_s: float = START_S) -> list[float
 
 def test_a_flood_is_noticed_soon_and_its_end_too() -> None:
     """Messages that keep coming are let gather after a moment; when they stop, the next one is taken at once."""
-    flood = Flood()
-    assert not any(pauses(flood, evenly(2000, 0.9 * WINDOW_S)))
-    assert all(pauses(flood, evenly(2000, 1.0, START_S + 1.1 * WINDOW_S)))
-    assert not flood.took(1, START_S + 5)
+    burst = BurstDetector()
+    assert not any(pauses(burst, evenly(2000, 0.9 * WINDOW_S)))
+    assert all(pauses(burst, evenly(2000, 1.0, START_S + 1.1 * WINDOW_S)))
+    assert not burst.add(1, START_S + 5)
 
 
 def test_a_flood_goes_on_while_it_gathers() -> None:
     """The pauses do not hide it: then there are few turns, each with many messages."""
-    flood = Flood()
-    pauses(flood, evenly(2000, 0.2))
-    assert all(pauses(flood, evenly(1 / PAUSE_S, 1.0, START_S + 0.2), count=10))
+    burst = BurstDetector()
+    pauses(burst, evenly(2000, 0.2))
+    assert all(pauses(burst, evenly(1 / PAUSE_S, 1.0, START_S + 0.2), count=10))
     # Fewer are still a flood, so that it does not come and go.
-    fewer = int(FLOOD_PER_S * 0.8 * PAUSE_S)
-    assert all(pauses(flood, evenly(1 / PAUSE_S, 1.0, START_S + 1.2), count=fewer))
-    assert not pauses(flood, evenly(100, 1.0, START_S + 2.2))[-1]
+    fewer = int(BURST_PER_S * 0.8 * PAUSE_S)
+    assert all(pauses(burst, evenly(1 / PAUSE_S, 1.0, START_S + 1.2), count=fewer))
+    assert not pauses(burst, evenly(100, 1.0, START_S + 2.2))[-1]
 
 
 @pytest.mark.parametrize("per_s", [1, 10, 100, 450])
 def test_a_cell_that_prints_now_and_then_is_not_delayed(per_s: int) -> None:
     """However long it goes on."""
-    assert not any(pauses(Flood(), evenly(per_s, 10)))
+    assert not any(pauses(BurstDetector(), evenly(per_s, 10)))
 
 
 def test_a_burst_is_not_delayed() -> None:
     """A cell that says much in a moment, and then nothing, is passed on at once."""
-    flood = Flood()
+    burst = BurstDetector()
     for second in range(10):
-        assert not any(pauses(flood, evenly(5000, 0.9 * WINDOW_S, START_S + second)))
+        assert not any(pauses(burst, evenly(5000, 0.9 * WINDOW_S, START_S + second)))
 
 
 def test_cells_in_quick_succession_are_not_delayed() -> None:
     """Requests that wait for each other make as many messages as a flood, but each begins and ends with a status."""
-    flood = Flood()
+    burst = BurstDetector()
     for number, now_s in enumerate(evenly(3000, 5)):
         if number % 6 in (0, 5):
-            flood.end(now_s)
+            burst.reset(now_s)
         else:
-            assert not flood.took(1, now_s)
+            assert not burst.add(1, now_s)
 
 
 def test_the_end_of_a_cell_ends_its_flood() -> None:
     """The next message belongs to something else."""
-    flood = Flood()
-    assert pauses(flood, evenly(2000, 0.5))[-1]
-    flood.end(START_S + 0.5)
-    assert not flood.took(1, START_S + 0.501)
+    burst = BurstDetector()
+    assert pauses(burst, evenly(2000, 0.5))[-1]
+    burst.reset(START_S + 0.5)
+    assert not burst.add(1, START_S + 0.501)
 
 
 def test_a_status_is_recognised() -> None:

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from himalia.errors import EpochChanged, TopicNotFound
+from himalia.iopub.result import ExecutionResult, ExecutionStatus
 from himalia.jupyter.records import message_of
-from himalia.jupyter.result import ExecutionResult, ExecutionStatus
 from himalia.kernels import history
 from himalia.kernels.history import ExecutionFold, find_request, last_iopub, read_execution
 from himalia.log import Batch, Chunk

@@ -17,8 +17,8 @@ import pytest
 
 import himalia
 from himalia.errors import KernelFailed
+from himalia.iopub.result import ExecutionResult
 from himalia.jupyter.records import headers_of
-from himalia.jupyter.result import ExecutionResult
 from himalia.jupyter.wire import NOT_ON_IOPUB, Wire
 from himalia.kernels.host import KernelHost
 from himalia.kernels.model import KernelState

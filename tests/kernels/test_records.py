@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from himalia.iopub.channels import Channel
+from himalia.jupyter.channels import Channel
 from himalia.jupyter.records import (
     ID_LENGTH_MAX,
     KernelEvent,

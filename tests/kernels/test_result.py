@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from himalia.iopub.channels import Channel
-from himalia.jupyter.result import ExecutionError, ExecutionResult, ExecutionStatus
+from himalia.iopub.result import ExecutionError, ExecutionResult, ExecutionStatus
+from himalia.jupyter.channels import Channel
 from tests.kernels.recorded import KERNEL, REQUEST, TOPIC, status, stream
 from tests.kernels.recorded import message as said
 

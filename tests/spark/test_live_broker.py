@@ -12,7 +12,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from himalia.iopub.broker import IopubBroker
-from himalia.iopub.channels import Channel, RequestChannels
+from himalia.iopub.channels import RequestChannels
+from himalia.jupyter.channels import Channel
 from himalia.jupyter.records import headers_of, message_of
 from himalia.record import Record
 from himalia.spark.pipeline.iopub import iopub

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
 
-from himalia.iopub.channels import channel_of
+from himalia.jupyter.channels import channel_of
 from himalia.record import Record
 from himalia.spark.connector.columns import ARROW_SCHEMA
 from himalia.spark.pipeline import messages

@@ -24,8 +24,9 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 
 from himalia.errors import BadRequest, ConfigurationError
-from himalia.iopub.channels import CHANNELS, Channel, Sink
+from himalia.iopub.channels import Sink
 from himalia.iopub.orphans import Orphan, OrphanBuffer
+from himalia.jupyter.channels import CHANNELS, Channel
 from himalia.jupyter.wire import KernelMessage
 
 logger = logging.getLogger("himalia.iopub.broker")

@@ -1,21 +1,4 @@
-"""The five channels of a request: which message goes to which, and where they wait to be read.
-
-Every type of protocol 5.4 has its channel, and so has every type that is not of it:
-
-=========== ==========================================================================================
-channel     message types
-=========== ==========================================================================================
-status      status
-execution   execute_input, execute_result, error; debug_event, iopub_welcome, shutdown_reply;
-            input_request (stdin); every other request and reply of the shell, control and stdin
-            sockets, should one be routed; **every type that is not in this table**
-stream      stream
-display     display_data, update_display_data, clear_output
-comm        comm_open, comm_msg, comm_close
-=========== ==========================================================================================
-
-Watching all of a kernel's messages: the newest are kept until somebody reads them.
-"""
+"""The seed's five channels of a request, which wait to be read, and a subscriber to all of a kernel's messages."""
 
 from __future__ import annotations
 
@@ -23,7 +6,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from enum import StrEnum
 from functools import partial
 from itertools import takewhile
 from types import TracebackType
@@ -31,6 +13,7 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
+from himalia.jupyter.channels import Channel, is_idle
 from himalia.jupyter.wire import KernelMessage
 
 T = TypeVar("T")
@@ -39,38 +22,6 @@ LIMIT = 10_000
 """Messages that wait in one channel, at most, unless another limit is asked for."""
 BYTES_MAX = 64 << 20
 """Bytes that wait in one channel, at most; a single message may be larger."""
-
-
-class Channel(StrEnum):
-    STATUS = "status"
-    EXECUTION = "execution"
-    STREAM = "stream"
-    DISPLAY = "display"
-    COMM = "comm"
-
-
-CHANNELS: dict[str, Channel] = {
-    "status": Channel.STATUS,
-    "execute_input": Channel.EXECUTION,
-    "execute_result": Channel.EXECUTION,
-    "error": Channel.EXECUTION,
-    "debug_event": Channel.EXECUTION,
-    "iopub_welcome": Channel.EXECUTION,
-    "shutdown_reply": Channel.EXECUTION,
-    "input_request": Channel.EXECUTION,
-    "stream": Channel.STREAM,
-    "display_data": Channel.DISPLAY,
-    "update_display_data": Channel.DISPLAY,
-    "clear_output": Channel.DISPLAY,
-    "comm_open": Channel.COMM,
-    "comm_msg": Channel.COMM,
-    "comm_close": Channel.COMM,
-}
-"""Types with a place of their own; what is not here goes to the execution channel."""
-
-
-def channel_of(msg_type: str) -> Channel:
-    return CHANNELS.get(msg_type, Channel.EXECUTION)
 
 
 class Sink(Protocol):
@@ -99,23 +50,6 @@ class Numbered(msgspec.Struct, frozen=True, gc=False):
     sequence: int
     channel: Channel
     message: KernelMessage
-
-
-class _Status(msgspec.Struct, gc=False):
-    execution_state: str = ""
-
-
-_status_of = msgspec.json.Decoder(_Status).decode
-
-
-def is_idle(message: KernelMessage) -> bool:
-    """Whether this is the kernel's word that it is done with the parent request."""
-    if message.msg_type != "status":
-        return False
-    try:
-        return _status_of(message.content).execution_state == "idle"
-    except msgspec.DecodeError:
-        return False
 
 
 class _Queue:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
-from himalia.iopub.channels import Channel, Numbered, RequestChannels
+from himalia.iopub.channels import Numbered, RequestChannels
+from himalia.jupyter.channels import Channel
 from himalia.jupyter.wire import KernelMessage
 
 

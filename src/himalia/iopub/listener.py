@@ -17,10 +17,10 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from himalia.iopub.broker import IopubBroker
+from himalia.jupyter.burst import BurstDetector
 from himalia.jupyter.connection_file import ConnectionInfo
 from himalia.jupyter.wire import NOT_ON_IOPUB, Fault, KernelMessage, Wire
-from himalia.keeper.iopub_socket import Flood
-from himalia.kernels.topic_writer import Seldom
+from himalia.throttle import LogThrottle
 
 logger = logging.getLogger("himalia.iopub.listener")
 
@@ -100,8 +100,8 @@ class Feed:
         self._on_break = on_break
         self._monitor: zmq.Socket[bytes] | None = None
         self._is_broken = False
-        self._flood = Flood()
-        self._complaint = Seldom()
+        self._burst = BurstDetector()
+        self._complaint = LogThrottle()
 
     def open(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         socket = context.socket(zmq.SUB)
@@ -177,12 +177,12 @@ class Feed:
     def _is_flood(self, messages: Sequence[KernelMessage]) -> bool:
         now_s = time.monotonic()
         if any(message.msg_type == "status" for message in messages):
-            self._flood.end(now_s)
+            self._burst.reset(now_s)
             return False
-        return self._flood.took(len(messages), now_s)
+        return self._burst.add(len(messages), now_s)
 
     def _complain(self, faults: Sequence[Fault]) -> None:
-        if self._complaint.is_due():
+        if self._complaint.allow():
             first = faults[0]
             logger.warning(
                 "%s sent %d messages that were refused, the first: %s (%s)",

@@ -21,9 +21,10 @@ from typing import Any
 import zmq
 
 from himalia import __version__
+from himalia.jupyter.burst import BurstDetector
 from himalia.keeper import kernel_directory
 from himalia.keeper.child import Child
-from himalia.keeper.iopub_socket import Busyness, Flood, IopubTap, is_idle, is_status
+from himalia.keeper.iopub_socket import Busyness, IopubTap, is_idle, is_status
 from himalia.keeper.lease import Lease
 from himalia.keeper.limits import Limits
 from himalia.keeper.log_file import LogFile
@@ -90,7 +91,7 @@ class KeeperProcess:
         self._connections: dict[int, Connection] = {}
         self._poller = zmq.Poller()
         self._ending: _Ending | None = None
-        self._flood = Flood()
+        self._burst = BurstDetector()
         self._retry_at = 0.0
         self._notice_at: float | None = None
         self._settle_until = 0.0
@@ -240,9 +241,9 @@ class KeeperProcess:
     def _is_flood(self, count: int, *, has_status: bool) -> bool:
         now = time.monotonic()
         if has_status:
-            self._flood.end(now)
+            self._burst.reset(now)
             return False
-        return self._flood.took(count, now)
+        return self._burst.add(count, now)
 
     def _keep(self, messages: Sequence[Sequence[bytes]], notice_s: float = NOTICE_S) -> None:
         """Write them, and what waited; whoever follows is told afterwards, within a time."""

@@ -21,7 +21,7 @@ from himalia.iopub.broker import IopubBroker
 from himalia.jupyter.wire import DELIMITER, Fault, KernelMessage, Wire
 from himalia.keeper.client import follow
 from himalia.keeper.spool import Spooled, SpoolReader
-from himalia.kernels.topic_writer import Seldom
+from himalia.throttle import LogThrottle
 
 logger = logging.getLogger("himalia.keeper.spool_consumer")
 
@@ -88,8 +88,8 @@ class Intake:
         self._reader = SpoolReader(directory, bookmark.after)
         # Read, and not routed yet: it stands behind a gap.
         self._held: list[Spooled] = []
-        self._complaint = Seldom()
-        self._refusal = Seldom()
+        self._complaint = LogThrottle()
+        self._refusal = LogThrottle()
         self._error: OSError | None = None
         self.is_live = False
         """Whether the spool was read to its end."""
@@ -133,7 +133,7 @@ class Intake:
     def _fail(self, error: OSError) -> None:
         self.is_live = False
         self._error = error
-        if self._complaint.is_due():
+        if self._complaint.allow():
             logger.error("the spool in %s cannot be read: %s", self._directory, error)
         # A kernel's end is told all the same.
         self._tell_finished()
@@ -195,7 +195,7 @@ class Intake:
         self._broker.route_messages(messages)
 
     def _refuse(self, fault: Fault) -> None:
-        if self._refusal.is_due():
+        if self._refusal.allow():
             logger.warning("%s: a message was refused: %s (%s)", self._directory, fault.kind, fault.detail)
         if self._on_faults is not None:
             self._on_faults([fault])

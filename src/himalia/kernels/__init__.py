@@ -1,6 +1,7 @@
-"""Kernels: their messages, correlated with the requests that caused them, and kept.
+"""Kernels of a server: started, attached, found again after a restart; what they say is in their topics.
 
-Names are imported when asked for, so that the keeper, a process of its own for each kernel, stays small.
+The names of the IOPub broker can be imported from here too, as before the package ``himalia.iopub`` existed. All
+names are imported on first use: a keeper, a process of its own for each kernel, stays small.
 """
 
 from __future__ import annotations
@@ -9,49 +10,44 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from himalia.iopub.broker import (
-        BrokerConfig,
-        BrokerStats,
-        ExecutionGuard,
-        IopubBroker,
-        RequestContext,
-    )
-    from himalia.iopub.channels import Channel, GlobalSubscriber, RequestChannels
+    from himalia.iopub.broker import BrokerConfig, BrokerStats, ExecutionGuard, IopubBroker, RequestContext
+    from himalia.iopub.channels import GlobalSubscriber, RequestChannels
     from himalia.iopub.collector import ExecutionCollector
     from himalia.iopub.listener import IopubThread, start_iopub_thread
+    from himalia.iopub.result import ExecutionResult, ExecutionStatus
     from himalia.iopub.shell import ShellClient, send_execute_request
+    from himalia.jupyter.channels import Channel
     from himalia.jupyter.connection_file import ConnectionInfo, read_connection_file
-    from himalia.jupyter.result import ExecutionResult, ExecutionStatus
     from himalia.jupyter.wire import KernelMessage, Wire
     from himalia.kernels.execute import execute_code
     from himalia.kernels.host import KernelHost
     from himalia.kernels.kernel import Kernel
     from himalia.kernels.request import Code
 
-_HOMES = {
-    "BrokerConfig": "broker",
-    "BrokerStats": "broker",
-    "Channel": "channels",
-    "Code": "request",
-    "ConnectionInfo": "connection_file",
-    "ExecutionCollector": "collector",
-    "ExecutionGuard": "guard",
-    "ExecutionResult": "result",
-    "ExecutionStatus": "result",
-    "GlobalSubscriber": "global_subscriber",
-    "IopubBroker": "broker",
-    "IopubThread": "iopub",
-    "Kernel": "kernel",
-    "KernelHost": "host",
-    "KernelMessage": "wire",
-    "RequestChannels": "channels",
-    "RequestContext": "broker",
-    "ShellClient": "shell",
-    "Wire": "wire",
-    "execute_code": "execute",
-    "read_connection_file": "connection_file",
-    "send_execute_request": "shell",
-    "start_iopub_thread": "iopub",
+_MODULES = {
+    "BrokerConfig": "himalia.iopub.broker",
+    "BrokerStats": "himalia.iopub.broker",
+    "Channel": "himalia.jupyter.channels",
+    "Code": "himalia.kernels.request",
+    "ConnectionInfo": "himalia.jupyter.connection_file",
+    "ExecutionCollector": "himalia.iopub.collector",
+    "ExecutionGuard": "himalia.iopub.broker",
+    "ExecutionResult": "himalia.iopub.result",
+    "ExecutionStatus": "himalia.iopub.result",
+    "GlobalSubscriber": "himalia.iopub.channels",
+    "IopubBroker": "himalia.iopub.broker",
+    "IopubThread": "himalia.iopub.listener",
+    "Kernel": "himalia.kernels.kernel",
+    "KernelHost": "himalia.kernels.host",
+    "KernelMessage": "himalia.jupyter.wire",
+    "RequestChannels": "himalia.iopub.channels",
+    "RequestContext": "himalia.iopub.broker",
+    "ShellClient": "himalia.iopub.shell",
+    "Wire": "himalia.jupyter.wire",
+    "execute_code": "himalia.kernels.execute",
+    "read_connection_file": "himalia.jupyter.connection_file",
+    "send_execute_request": "himalia.iopub.shell",
+    "start_iopub_thread": "himalia.iopub.listener",
 }
 
 __all__ = [
@@ -82,6 +78,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'himalia.kernels' has no attribute {name!r}")
-    return getattr(import_module(f"himalia.kernels.{_HOMES[name]}"), name)
+    return getattr(import_module(_MODULES[name]), name)

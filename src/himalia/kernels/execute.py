@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from himalia.jupyter.result import ExecutionResult
+from himalia.iopub.result import ExecutionResult
 from himalia.kernels.history import read_execution
 from himalia.kernels.kernel import Kernel
 from himalia.kernels.request import Code

@@ -14,7 +14,8 @@ from typing import Any, ClassVar
 import msgspec
 
 from himalia.errors import EpochChanged
-from himalia.iopub.channels import Channel
+from himalia.iopub.result import ExecutionError, ExecutionResult, ExecutionStatus
+from himalia.jupyter.channels import Channel
 from himalia.jupyter.duration import StatusDates
 from himalia.jupyter.outputs import BYTES_MAX, OutputFold, natural
 from himalia.jupyter.records import (
@@ -25,7 +26,6 @@ from himalia.jupyter.records import (
     message_of,
     stored_id,
 )
-from himalia.jupyter.result import ExecutionError, ExecutionResult, ExecutionStatus
 from himalia.jupyter.wire import KernelMessage
 from himalia.log.api import Chunk, Log
 from himalia.record import Record

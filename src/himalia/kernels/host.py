@@ -27,9 +27,9 @@ from himalia.errors import (
     TopicNotFound,
 )
 from himalia.iopub.listener import IopubThread
+from himalia.iopub.result import ExecutionResult
 from himalia.jupyter.connection_file import find_connection_file, read_connection_file
 from himalia.jupyter.records import KernelEvent, event_draft
-from himalia.jupyter.result import ExecutionResult
 from himalia.jupyter.wire import Wire
 from himalia.keeper.client import KeeperGone, found_keepers
 from himalia.keeper.kernel_process import KernelProcess

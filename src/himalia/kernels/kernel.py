@@ -13,6 +13,7 @@ import msgspec
 
 from himalia.errors import HimaliaError, KernelFailed, KernelUnavailable, LogUnavailable, TopicExists
 from himalia.iopub.broker import BrokerConfig, BrokerStats, IopubBroker
+from himalia.iopub.result import ExecutionStatus
 from himalia.iopub.shell import Asked, ShellPort
 from himalia.jupyter.connection_file import ConnectionInfo
 from himalia.jupyter.records import (
@@ -23,7 +24,6 @@ from himalia.jupyter.records import (
     gap_draft,
     too_large_draft,
 )
-from himalia.jupyter.result import ExecutionStatus
 from himalia.jupyter.wire import Fault, FaultKind, KernelMessage
 from himalia.keeper.client import Keeper
 from himalia.keeper.kernel_process import KernelProcess

@@ -20,6 +20,7 @@ import msgspec
 
 from himalia.errors import BadRequest, HimaliaError, TopicExists, TopicNotFound
 from himalia.iopub.broker import IopubBroker
+from himalia.iopub.result import ExecutionStatus
 from himalia.jupyter.connection_file import ConnectionInfo, read_connection_file
 from himalia.jupyter.duration import StatusDates
 from himalia.jupyter.records import (
@@ -35,7 +36,6 @@ from himalia.jupyter.records import (
     seq_of,
     too_large_draft,
 )
-from himalia.jupyter.result import ExecutionStatus
 from himalia.jupyter.wire import NOT_ON_IOPUB, Fault, FaultKind, KernelMessage, Wire
 from himalia.keeper import kernel_directory
 from himalia.keeper.client import KernelExit, left_exit, left_owner, read_spool, remove_leftovers

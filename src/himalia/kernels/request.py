@@ -10,9 +10,9 @@ from uuid import uuid4
 
 import msgspec
 
-from himalia.iopub.channels import Channel
+from himalia.iopub.result import ExecutionStatus
+from himalia.jupyter.channels import Channel
 from himalia.jupyter.duration import StatusDates
-from himalia.jupyter.result import ExecutionStatus
 from himalia.jupyter.wire import KernelMessage
 from himalia.record import now_us
 

@@ -13,17 +13,17 @@ import asyncio
 import logging
 import secrets
 import threading
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from himalia.errors import LogUnavailable, TopicNotFound
-from himalia.iopub.channels import channel_of
+from himalia.jupyter.channels import channel_of
 from himalia.jupyter.records import KernelEvent, draft_of, event_draft
 from himalia.jupyter.wire import KernelMessage
 from himalia.log.api import Appended, Batch
 from himalia.record import Draft
+from himalia.throttle import LogThrottle
 
 logger = logging.getLogger("himalia.kernels.topic_writer")
 
@@ -89,8 +89,8 @@ class Bridge:
         self._unwell: LogUnavailable | None = None
         # Set while the log cannot store.
         self._trouble = asyncio.Event()
-        self._complaint = Seldom(WARN_EVERY_S)
-        self._overflow = Seldom(WARN_EVERY_S)
+        self._complaint = LogThrottle(WARN_EVERY_S)
+        self._overflow = LogThrottle(WARN_EVERY_S)
 
     @property
     def buffered_bytes(self) -> int:
@@ -140,7 +140,7 @@ class Bridge:
             self._waiting.extend(waiting)
             self._waiting_bytes += sum([entry.size_bytes for entry in waiting])
             self.overflowed = self._waiting_bytes > self._bytes_max
-        if self.overflowed and self._overflow.is_due():
+        if self.overflowed and self._overflow.allow():
             logger.warning("%s: more than %d bytes wait for the log", self.topic, self._bytes_max)
         self._wake()
         return True
@@ -303,7 +303,7 @@ class Bridge:
     async def _retry_later(self, error: LogUnavailable) -> None:
         self._unwell = error
         self._trouble.set()
-        if self._complaint.is_due():
+        if self._complaint.allow():
             logger.warning("%s: cannot be stored now, retrying: %s", self.topic, error)
         await asyncio.sleep(RETRY_AFTER_S)
 
@@ -330,23 +330,3 @@ def _refuse(entries: Sequence[Waiting], error: Exception) -> None:
             entry.future.set_exception(error)
             # Not everybody who puts something asks what became of it.
             entry.future.exception()
-
-
-EVERY_S = 10.0
-
-
-class Seldom:
-    """True at most once in a while: what goes wrong all the time could otherwise fill the server's log."""
-
-    def __init__(self, every_s: float = EVERY_S, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._every_s = every_s
-        self._clock = clock
-        self._last_s = float("-inf")
-
-    def is_due(self) -> bool:
-        """Whether to say it; if so, not again for a while."""
-        now_s = self._clock()
-        if now_s - self._last_s < self._every_s:
-            return False
-        self._last_s = now_s
-        return True

@@ -40,7 +40,7 @@ from himalia.server.topic_rights import has_right, require_right
 from himalia.topics import check_name
 
 if TYPE_CHECKING:
-    from himalia.jupyter.result import ExecutionResult
+    from himalia.iopub.result import ExecutionResult
     from himalia.kernels.kernel import Kernel
 
 JSON = "application/json"
