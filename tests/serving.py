@@ -15,7 +15,7 @@ import httpx
 import uvloop
 from websockets.asyncio.client import ClientConnection, connect
 
-from himalia.server.broker import Broker
+from himalia.server.context import Broker
 from himalia.server.run import Server, listen, serve_on
 from himalia.settings import Settings
 from himalia.topics import AUDIT_TOPIC

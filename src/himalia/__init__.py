@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from himalia.protocol import ClientMessage, ServerMessage
     from himalia.pubsub import PubSubManager, Subscriber, Topic
     from himalia.record import Position, Record, Retention
-    from himalia.server.models import CreateTopicRequest, CreateTopicResponse
+    from himalia.server.rest.models import CreateTopicRequest, CreateTopicResponse
 
 # Imported when asked for: a client need not load a server, nor a server a client.
 _HOMES = {
@@ -29,8 +29,8 @@ _HOMES = {
     "Position": "himalia.record",
     "Record": "himalia.record",
     "Retention": "himalia.record",
-    "CreateTopicRequest": "himalia.server.models",
-    "CreateTopicResponse": "himalia.server.models",
+    "CreateTopicRequest": "himalia.server.rest.models",
+    "CreateTopicResponse": "himalia.server.rest.models",
 }
 
 __all__ = [

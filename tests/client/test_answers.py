@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel
 
 from himalia.client import answers
-from himalia.server import kernel_models, models, tables_api
+from himalia.server.rest import kernel_models, models, tables
 
 PAIRS: list[tuple[type[msgspec.Struct], type[BaseModel]]] = [
     (answers.TopicSummary, models.TopicSummary),
@@ -21,9 +21,9 @@ PAIRS: list[tuple[type[msgspec.Struct], type[BaseModel]]] = [
     (answers.ClockConfirmed, models.ConfirmClockResponse),
     (answers.Health, models.HealthResponse),
     (answers.SessionSummary, models.SessionSummary),
-    (answers.TableColumn, tables_api.ColumnBody),
-    (answers.TableSummary, tables_api.TableBody),
-    (answers.TableRows, tables_api.TableRows),
+    (answers.TableColumn, tables.ColumnBody),
+    (answers.TableSummary, tables.TableBody),
+    (answers.TableRows, tables.TableRows),
     (answers.KernelSpec, kernel_models.KernelSpecBody),
     (answers.KernelSpecs, kernel_models.KernelSpecsResponse),
     (answers.Kernel, kernel_models.KernelBody),

@@ -11,8 +11,9 @@ import pytest
 from himalia.client.failures import MOMENTARY
 from himalia.errors import ErrorCode
 from himalia.protocol import PROTOCOL_VERSION, ClientMessage, ErrorBody, Message, ServerMessage
-from himalia.server import channel, create_app
-from himalia.server.failures import STATUS
+from himalia.server import create_app
+from himalia.server.errors import STATUS
+from himalia.server.websocket import transport
 from himalia.settings import Settings
 from tests.docs.markdown import ROOT, blocks, code_spans, rows, section, without_blocks
 
@@ -77,7 +78,7 @@ def test_an_error_is_documented_as_it_is(protocol: str, code: ErrorCode) -> None
 
 def test_every_notice_has_a_row(protocol: str) -> None:
     """``info`` messages are found in the source by their names."""
-    source = "\n".join(path.read_text() for path in SERVER_SOURCE.glob("*.py"))
+    source = "\n".join(path.read_text() for path in SERVER_SOURCE.rglob("*.py"))
     sent = set(re.findall(r"\.info\(\s*\"([a-z_]+)\"", source))
     assert {"ping", "gap", "dropped"} <= sent
     assert {code_spans(cells[0])[0] for cells in rows(section(protocol, "### Notices"))} == sent
@@ -86,10 +87,10 @@ def test_every_notice_has_a_row(protocol: str) -> None:
 def test_every_close_code_has_a_row(protocol: str) -> None:
     """Each code that the server closes with is explained."""
     documented = {int(cells[0]) for cells in rows(section(protocol, "### Close codes"))}
-    source = "\n".join(path.read_text() for path in SERVER_SOURCE.glob("*.py"))
+    source = "\n".join(path.read_text() for path in SERVER_SOURCE.rglob("*.py"))
     used = {
         code
-        for name, code in vars(channel).items()
+        for name, code in vars(transport).items()
         if name.startswith("CLOSE_") and len(re.findall(rf"\b{name}\b", source)) > 1
     }
     assert used >= {1001, 1008, 1012}

@@ -22,7 +22,7 @@ from websockets.sync.client import connect
 from himalia.errors import HimaliaError
 from himalia.local_server import RunningServer, announce
 from himalia.log.sqlite.errors import translate
-from himalia.server.broker import Broker
+from himalia.server.context import Broker
 from himalia.server.identity.token import TokenFile
 from himalia.server.run import _config, listen
 from himalia.settings import Settings

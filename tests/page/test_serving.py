@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from himalia.server import page as served
+from himalia.server.rest import page as served
 from tests.serving import RunningServer
 
 MODULES = sorted(path.name for path in served.FOLDER.glob("*.js"))

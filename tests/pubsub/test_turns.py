@@ -16,7 +16,7 @@ from himalia.pubsub.delivery import ENCODED_AT_ONCE
 from himalia.pubsub.manager import Limits, Subscribed
 from himalia.pubsub.subscription import Start
 from himalia.pubsub.turns import Turns
-from himalia.server.subscribing import compile_checked
+from himalia.server.websocket.subscribing import compile_checked
 from himalia.settings import Settings
 from tests.pubsub.conftest import Room, Viewer, make_room
 

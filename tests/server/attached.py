@@ -9,7 +9,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from himalia.pubsub.turns import Turns
-from himalia.server.uvicorn_protocol import WebSocketProtocol
+from himalia.server.websocket.uvicorn_protocol import WebSocketProtocol
 
 HANDSHAKE = (
     b"GET /ws HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from himalia.errors import TooManyConnections
-from himalia.server.admission import (
+from himalia.server.http.admission import (
     LOOPBACK_FACTOR,
     Admission,
     Admitted,

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from himalia.server.ahead import one_ahead
+from himalia.server.rest.read import one_ahead
 
 
 class Source:

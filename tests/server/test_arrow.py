@@ -14,7 +14,7 @@ from himalia.log.api import Chunk
 from himalia.log.columnar import columns_of
 from himalia.protocol import encode
 from himalia.record import Record
-from himalia.server.arrow import ArrowStream, _split
+from himalia.server.rest.arrow import ArrowStream, _split
 
 Headers = dict[str, str]
 

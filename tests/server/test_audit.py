@@ -20,10 +20,10 @@ from himalia.log import open_log
 from himalia.log.api import Appended, Batch
 from himalia.log.memory import MemoryLog
 from himalia.record import Draft, Retention
-from himalia.server import audit as module
-from himalia.server import refusals
-from himalia.server.audit import Audit, AuditEvent
-from himalia.server.refusals import Refusals, address_of
+from himalia.server.identity import failed_attempts
+from himalia.server.identity.failed_attempts import Refusals, address_of
+from himalia.server.observe import audit as module
+from himalia.server.observe.audit import Audit, AuditEvent
 from himalia.topics import AUDIT_TOPIC, matches
 from tests.serving import RunningServer, ask, hear, say
 
@@ -445,7 +445,7 @@ async def test_many_wrong_keys_are_answered_slowly(monkeypatch: pytest.MonkeyPat
 
     # In this module alone: servers of other tests run in this process, and sleep too.
     patched = SimpleNamespace(sleep=sleep, get_running_loop=asyncio.get_running_loop)
-    monkeypatch.setattr(refusals, "asyncio", patched)
+    monkeypatch.setattr(failed_attempts, "asyncio", patched)
     refused = Refusals(Recorded(), 1.0)  # type: ignore[arg-type]
     for _ in range(15):
         await refused.refuse(scope_of("192.0.2.1"))
@@ -455,7 +455,7 @@ async def test_many_wrong_keys_are_answered_slowly(monkeypatch: pytest.MonkeyPat
 
 async def test_the_addresses_of_wrong_keys_are_bounded_and_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """An attack from very many addresses costs neither memory nor a record for each."""
-    monkeypatch.setattr(refusals, "ADDRESSES_MAX", 3)
+    monkeypatch.setattr(failed_attempts, "ADDRESSES_MAX", 3)
     recorded = Recorded()
     refused = Refusals(recorded, 0)  # type: ignore[arg-type]
     for number in range(100):

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from himalia.protocol import ClientMessage, Message
-from himalia.server.subscribing import PRIORITY_MAX
+from himalia.server.websocket.subscribing import PRIORITY_MAX
 from tests.server.process import ServerProcess
 from tests.server.raw import (
     BINARY,

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from himalia.errors import TooManyBodies
-from himalia.server.body_budget import SMALL_SHARE, WAITING_MAX, BodyBudget, Hold
+from himalia.server.http.body_budget import SMALL_SHARE, WAITING_MAX, BodyBudget, Hold
 from tests.serving import DEADLINE_S
 
 MIB = 1 << 20

@@ -60,7 +60,7 @@ def test_an_arrow_reader_holds_two_pieces_and_then_nothing(serve: Callable[..., 
     When the reader is gone it has neither, without waiting for the garbage collector."""
     pa = pytest.importorskip("pyarrow")
     # Before the server does, which would switch the garbage collector on again.
-    import_module("himalia.server.arrow")
+    import_module("himalia.server.rest.arrow")
     server = serve(auth=False)
     server.create("orders")
     with server.http() as http:

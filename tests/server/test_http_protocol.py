@@ -18,8 +18,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from uvicorn.server import ServerState
 
 from himalia.pubsub.turns import TURN_S, Turns
-from himalia.server import http_protocol as http_protocol_module
-from himalia.server.http_protocol import (
+from himalia.server.http import protocol as http_protocol_module
+from himalia.server.http.protocol import (
     HEAD_BYTES_MAX,
     HEADERS_MAX,
     LINGER_S,
@@ -30,7 +30,7 @@ from himalia.server.http_protocol import (
     HttpProtocol,
     http_protocol,
 )
-from himalia.server.logs import RareWarnings
+from himalia.server.observe.log_config import RareWarnings
 from tests.server.raw import Wire
 from tests.server.test_uvicorn_protocol import attributes_used, config_of
 from tests.serving import DEADLINE_S, RunningServer

@@ -587,7 +587,7 @@ def test_without_kernels_nothing_of_them_is_imported(tmp_path: Path) -> None:
     code = f"""
 import asyncio, sys
 from himalia.server.app import create_app
-from himalia.server.broker import Broker
+from himalia.server.context import Broker
 from himalia.settings import Settings
 async def main():
     broker = Broker(Settings(kernels=False, log="sqlite://{tmp_path}/log.db"))

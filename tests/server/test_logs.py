@@ -17,8 +17,8 @@ import pytest
 from websockets.exceptions import InvalidStatus
 
 from himalia.log.api import Batch
-from himalia.server.drafting import Drafter
-from himalia.server.logs import HideCancelled, HideTokens, JsonLines, TextLines
+from himalia.server.drafts import Drafter
+from himalia.server.observe.log_config import HideCancelled, HideTokens, JsonLines, TextLines
 from tests.server.process import ServerProcess
 from tests.server.raw import RawWebSocket, frame
 from tests.serving import RunningServer, ask, message

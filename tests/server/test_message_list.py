@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from himalia.errors import BadRequest, MessageTooLarge
-from himalia.server.message_list import MessageList
-from himalia.server.publish_api import Published, _decode_many
+from himalia.server.http.message_list import MessageList
+from himalia.server.rest.publish import Published, _decode_many
 
 
 def decoded(text: bytes, cuts: list[int], element_bytes_max: int = 1 << 20) -> list[Published]:

@@ -17,8 +17,8 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from himalia.server.app import create_app
-from himalia.server.broker import Broker
-from himalia.server.websocket import PlainChannel
+from himalia.server.context import Broker
+from himalia.server.websocket.endpoint import PlainChannel
 from himalia.settings import Settings
 from tests.server.raw import BINARY, RawWebSocket, frame, until
 from tests.serving import DEADLINE_S, NO_TLS, ask, hear, hear_events, message, publish

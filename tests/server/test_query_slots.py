@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from himalia.errors import QueryTooLarge, RateLimited
-from himalia.server.query_slots import WAITING_MAX, QuerySlots
+from himalia.server.rest.table_queries import WAITING_MAX, QuerySlots
 
 
 async def begun(slots: QuerySlots, *callers: str, limit: int | None = None) -> list[asyncio.Task[None]]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from himalia.server.channel import CLOSE_GOING_AWAY, CLOSE_SERVICE_RESTART
+from himalia.server.websocket.transport import CLOSE_GOING_AWAY, CLOSE_SERVICE_RESTART
 from tests.server.process import ServerProcess
 from tests.server.raw import CLOSE, TEXT, RawWebSocket, Wire, frame, handshake, until
 from tests.serving import DEADLINE_S, RunningServer

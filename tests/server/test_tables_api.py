@@ -16,8 +16,8 @@ import pytest
 
 from himalia.client import Client, SyncClient
 from himalia.errors import BadQuery, Forbidden, TableNotFound
-from himalia.server import querying
-from himalia.server.query_slots import QuerySlots
+from himalia.server.rest import table_queries
+from himalia.server.rest.table_queries import QuerySlots
 from tests.server.identity.callers import write_keys
 from tests.server.raw import until
 from tests.serving import DEADLINE_S, RunningServer
@@ -178,7 +178,7 @@ def test_a_slow_query_is_ended_and_holds_nobody_up(
 ) -> None:
     """While as many queries as may run do not end, messages are published as ever; then each is told, and the next is
     answered."""
-    monkeypatch.setattr(querying, "TIME_S", 3.0)
+    monkeypatch.setattr(table_queries, "TIME_S", 3.0)
     server = serve(auth=False, kernels=False, warehouse=warehouse, queries_max=2)
     server.create("orders")
     answers: list[tuple[int, str]] = []
@@ -210,7 +210,7 @@ def test_one_query_too_many_waits_and_is_told(
     """It is not queued for ever."""
     server = serve(auth=False, kernels=False, warehouse=warehouse)
     server.broker.tables._slots = QuerySlots(total=0, per_caller=1)
-    monkeypatch.setattr(querying, "TIME_S", 0.2)
+    monkeypatch.setattr(table_queries, "TIME_S", 0.2)
     with server.http() as http:
         response = http.get("/tables/messages")
     assert error_of(response) == (422, "QUERY_TOO_LARGE")
@@ -260,7 +260,7 @@ def test_slow_queries_take_no_thread_from_anything_else(
     serve: Callable[..., RunningServer], warehouse: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However few threads the machine has for kernels, Arrow, sessions and files of keys."""
-    monkeypatch.setattr(querying, "TIME_S", 600.0)
+    monkeypatch.setattr(table_queries, "TIME_S", 600.0)
     before = set(threading.enumerate())
     server = serve(auth=False, kernels=False, warehouse=warehouse, queries_max=1, queries_per_caller=1)
     assert server.loop is not None
@@ -324,7 +324,7 @@ def test_idle_processes_are_let_go(
     serve: Callable[..., RunningServer], warehouse: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When nothing is asked for a while, a server uses no memory for it."""
-    monkeypatch.setattr(querying, "IDLE_S", 0.2)
+    monkeypatch.setattr(table_queries, "IDLE_S", 0.2)
     server = serve(auth=False, kernels=False, warehouse=warehouse)
     before = set(workers())
     with server.http() as http:

@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from himalia.errors import ConfigurationError
-from himalia.server.broker import Broker
+from himalia.server.context import Broker
 from himalia.settings import Settings
 from tests.server.raw import until
 from tests.serving import RunningServer, ask, hear_events, message

@@ -18,9 +18,9 @@ from uvicorn.server import ServerState
 from websockets.server import ServerProtocol
 
 from himalia.pubsub.turns import Turns
-from himalia.server import uvicorn_protocol
-from himalia.server.frame_parser import FRAMES_BETWEEN_LOOKS
-from himalia.server.uvicorn_protocol import (
+from himalia.server.websocket.endpoint import uvicorn_protocol
+from himalia.server.websocket.frame_parser import FRAMES_BETWEEN_LOOKS
+from himalia.server.websocket.uvicorn_protocol import (
     EXTENSION,
     DirectChannel,
     WebSocketProtocol,

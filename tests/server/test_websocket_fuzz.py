@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from himalia.server.frame_parser import FrameParser
+from himalia.server.websocket.frame_parser import FrameParser
 from tests.server.websocket_fuzz import Different, Fuzzer
 
 

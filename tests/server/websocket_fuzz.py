@@ -24,7 +24,7 @@ from websockets.frames import Frame, Opcode
 from websockets.http11 import Request
 from websockets.server import ServerProtocol
 
-from himalia.server.uvicorn_protocol import WebSocketProtocol
+from himalia.server.websocket.uvicorn_protocol import WebSocketProtocol
 from tests.server.attached import HANDSHAKE, Listener, Recorder, config_of
 
 CONT, TEXT, BINARY, CLOSE, PING, PONG = 0x0, 0x1, 0x2, 0x8, 0x9, 0xA

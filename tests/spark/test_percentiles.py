@@ -12,7 +12,7 @@ from playwright.sync_api import Page
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from himalia.server.page import FOLDER
+from himalia.server.rest.page import FOLDER
 from himalia.spark.pipeline.histogram import HISTOGRAM, percentile
 from tests.page.browser import running_browser
 

@@ -197,7 +197,7 @@ def _print_key(name: str, key: str, *, json: bool) -> None:
 
 
 def _limits(given: list[str]) -> CallerLimits:
-    from himalia.server.identity.rights import read_limits
+    from himalia.server.identity.principal import read_limits
 
     values: dict[str, Any] = {}
     for text in given:

@@ -1,8 +1,8 @@
 """The IOPub broker of a Jupyter front end: messages, routed to the requests that caused them.
 
-A library that is usable by itself, without a server or a log. The server uses ``IopubBroker``, ``IopubThread`` and
-``ShellClient``; ``RequestChannels``, ``ExecutionCollector``, ``ExecutionGuard`` and ``GlobalSubscriber`` are for programs
-that read a kernel's messages directly. Names are imported on first use.
+A library that is usable by itself, without a server or a log. The server uses ``IopubBroker``, ``IopubThread``
+and ``ShellClient``; ``RequestChannels``, ``ExecutionCollector``, ``ExecutionGuard`` and ``GlobalSubscriber`` are for
+programs that read a kernel's messages directly. Names are imported on first use.
 """
 
 from __future__ import annotations

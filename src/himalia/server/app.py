@@ -11,22 +11,12 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import WebSocketRoute
 
 from himalia import __version__
-from himalia.server import (
-    events_api,
-    failures,
-    kernels_api,
-    page,
-    publish_api,
-    read_api,
-    reference,
-    session_api,
-    tables_api,
-    topics_api,
-)
-from himalia.server.asyncapi import asyncapi_document
-from himalia.server.broker import Broker
-from himalia.server.guard import Guard
-from himalia.server.websocket import refuse_other_paths, websocket_endpoint
+from himalia.server import errors
+from himalia.server.context import Broker
+from himalia.server.http.middleware import Guard
+from himalia.server.rest import events, kernels, page, publish, read, reference, sessions, tables, topics
+from himalia.server.rest.asyncapi import asyncapi_document
+from himalia.server.websocket.endpoint import refuse_other_paths, websocket_endpoint
 from himalia.settings import Settings
 
 DESCRIPTION = """A message broker on one durable log. Every message is appended once; everything that reads is a
@@ -54,21 +44,21 @@ def create_app(settings: Settings | None = None, broker: Broker | None = None) -
         openapi_url=None,  # in ``reference``
     )
     app.state.broker = broker
-    failures.install(app)
+    errors.install(app)
     for api in (
-        topics_api,
-        publish_api,
-        read_api,
-        events_api,
-        tables_api,
-        kernels_api,
-        session_api,
+        topics,
+        publish,
+        read,
+        events,
+        tables,
+        kernels,
+        sessions,
         page,
         reference,
     ):
         app.include_router(api.router)
     app.add_api_route(
-        "/asyncapi.json", asyncapi_document, tags=["server"], responses={403: topics_api.ERRORS[403]}
+        "/asyncapi.json", asyncapi_document, tags=["server"], responses={403: topics.ERRORS[403]}
     )
     app.router.routes.append(WebSocketRoute("/ws", websocket_endpoint))
     app.router.routes.append(WebSocketRoute("/{path:path}", refuse_other_paths))

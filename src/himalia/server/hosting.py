@@ -19,9 +19,9 @@ from himalia.errors import (
     TooManyKernels,
 )
 from himalia.pubsub import PubSubManager
-from himalia.server.audit import SERVER, Audit, AuditEvent
 from himalia.server.identity import Principal
-from himalia.server.kernel_counts import KernelCounts
+from himalia.server.observe.audit import SERVER, Audit, AuditEvent
+from himalia.server.observe.kernel_totals import KernelCounts
 from himalia.server.undivided import Undivided
 from himalia.settings import Settings
 

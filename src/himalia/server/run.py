@@ -22,15 +22,15 @@ from himalia.errors import ConfigurationError
 from himalia.local_server import RunningServer, announce
 from himalia.malloc import keep_freed_memory, release_freed_memory
 from himalia.record import now_us
-from himalia.server import logs
-from himalia.server.admission import Admitted, raise_descriptor_limit
 from himalia.server.app import create_app
-from himalia.server.broker import Broker
-from himalia.server.channel import CLOSE_GOING_AWAY, CLOSE_SERVICE_RESTART
-from himalia.server.http_protocol import HttpProtocol, http_protocol
+from himalia.server.context import Broker
+from himalia.server.http.admission import Admitted, raise_descriptor_limit
+from himalia.server.http.listener import Listener
+from himalia.server.http.protocol import HttpProtocol, http_protocol
 from himalia.server.identity import is_loopback
-from himalia.server.listener import Listener
-from himalia.server.uvicorn_protocol import WebSocketProtocol
+from himalia.server.observe import log_config
+from himalia.server.websocket.transport import CLOSE_GOING_AWAY, CLOSE_SERVICE_RESTART
+from himalia.server.websocket.uvicorn_protocol import WebSocketProtocol
 from himalia.settings import Settings
 
 logger = logging.getLogger("himalia.server")
@@ -107,7 +107,7 @@ def serve(settings: Settings, on_started: Callable[[str, str | None], None] | No
             "one process owns an embedded log, so --workers is 1; for several servers a distributed log "
             "(nats://) is planned"
         )
-    logs.configure(settings.log_level, settings.log_format)
+    log_config.configure(settings.log_level, settings.log_format)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     keep_freed_memory()
     release_freed_memory()

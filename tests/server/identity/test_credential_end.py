@@ -16,9 +16,9 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 
 from himalia.record import now_us
-from himalia.server import credential_end
+from himalia.server.http import middleware
 from himalia.server.identity import sessions
-from himalia.server.identity.failure import Failure
+from himalia.server.identity.credential import Failure
 from himalia.server.identity.keys_file import KeysFile
 from tests.server.identity.callers import Serve, error_of, write_keys
 from tests.server.raw import Wire, until
@@ -156,7 +156,7 @@ def test_a_read_under_way_is_cut_off(
     server: RunningServer, remove_shop: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its reader cannot take it for whole: the answer has no end."""
-    monkeypatch.setattr(credential_end, "GRACE_S", 0.0)
+    monkeypatch.setattr(middleware, "GRACE_S", 0.0)
     with server.http(headers=ADMIN) as http:
         for _ in range(8):
             http.post("/topics/orders/messages", json=[{"payload": "x" * 900_000}] * 4).raise_for_status()

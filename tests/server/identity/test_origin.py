@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from himalia.errors import ConfigurationError
-from himalia.server.broker import Broker
+from himalia.server.context import Broker
 from himalia.server.identity import is_loopback
 from himalia.settings import Settings
 from tests.server.identity.callers import Serve, denial, error_of

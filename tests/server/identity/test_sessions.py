@@ -15,8 +15,8 @@ import pytest
 from starlette.types import Scope
 
 from himalia.errors import RateLimited
+from himalia.server.identity import sessions
 from himalia.server.identity import sessions as sessions_module
-from himalia.server.identity import sign_ins
 from himalia.server.identity.cookie import session_secrets
 from tests.cli.running import assert_sentence, himalia
 from tests.disk import fill_up, small_file_system
@@ -433,7 +433,7 @@ def test_a_caller_that_signs_in_too_often_has_to_wait(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Each time is two records of the audit trail, which any key could fill otherwise; signing out does not help."""
-    monkeypatch.setattr(sign_ins, "SIGN_INS_MAX", 3)
+    monkeypatch.setattr(sessions, "SIGN_INS_MAX", 3)
     server = serve(keys_file=write_keys(tmp_path / "keys.toml", KEYS))
     with server.http() as http:
         for _ in range(3):
@@ -449,15 +449,15 @@ def test_a_caller_that_signs_in_too_often_has_to_wait(
 def test_sign_ins_are_forgotten_after_a_minute() -> None:
     """Then the caller may sign in again, and nothing is kept of it."""
     now = 0.0
-    counted = sign_ins.SignIns(clock=lambda: now)
-    for _ in range(sign_ins.SIGN_INS_MAX):
+    counted = sessions.SignIns(clock=lambda: now)
+    for _ in range(sessions.SIGN_INS_MAX):
         counted.count("key:a")
     with pytest.raises(RateLimited):
         counted.count("key:a")
-    now = sign_ins.PERIOD_S - 1
+    now = sessions.PERIOD_S - 1
     counted.sweep()
     assert len(counted) == 1
-    now = sign_ins.PERIOD_S
+    now = sessions.PERIOD_S
     counted.count("key:a")
     now *= 2
     counted.sweep()

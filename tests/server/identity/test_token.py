@@ -12,7 +12,7 @@ from websockets.exceptions import ConnectionClosed
 
 from himalia.client import Client
 from himalia.errors import ConfigurationError
-from himalia.server.broker import Broker
+from himalia.server.context import Broker
 from himalia.server.identity.token import TokenFile
 from himalia.settings import Settings
 from tests.cli.running import assert_sentence, himalia

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 
 from himalia.errors import ConfigurationError
-from himalia.server.broker import Broker
+from himalia.server.context import Broker
 from himalia.server.identity import CallerLimits, jwks
 from himalia.server.identity.jwks import Jwks
 from himalia.settings import Settings

@@ -12,7 +12,7 @@ from starlette.types import Scope
 
 from himalia.errors import BadRequest, ConfigurationError, SessionsNotStored, Unauthorized, WrongKey
 from himalia.record import now_us
-from himalia.server.identity.failure import Failure
+from himalia.server.identity.credential import Failure
 from himalia.server.identity.keyring import Key, Keyring
 from himalia.server.identity.keys import read_keys
 from himalia.server.identity.origin import is_loopback
@@ -20,8 +20,7 @@ from himalia.server.identity.presented import Shown, check_link, key_in_query, s
 from himalia.server.identity.principal import Principal, everything
 from himalia.server.identity.private_file import FileWatch
 from himalia.server.identity.secret import check_strength, new_secret
-from himalia.server.identity.sessions import Basis, Session, Sessions
-from himalia.server.identity.sign_ins import SignIns
+from himalia.server.identity.sessions import Basis, Session, Sessions, SignIns
 from himalia.server.identity.token import TokenFile, beside_log
 from himalia.server.undivided import Undivided
 from himalia.settings import Settings

@@ -1,8 +1,12 @@
-"""What lets a caller in, and may end: a key, the token, a session, a JSON Web Token."""
+"""What lets a caller in, and may end: a key, the token, a session, a JSON Web Token.
+
+Why a caller was not let in.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import StrEnum
 
 from himalia.errors import Unauthorized
 
@@ -43,3 +47,13 @@ class Credential:
 
     def has_expired(self, now_us: int) -> bool:
         return self.expires_us is not None and now_us >= self.expires_us
+
+
+class Failure(StrEnum):
+    """Label of the metric ``himalia_authentication_failures_total``."""
+
+    NO_KEY = "no_key"
+    WRONG_KEY = "wrong_key"
+    EXPIRED = "expired"
+    UNKNOWN_SESSION = "unknown_session"
+    BAD_JWT = "bad_jwt"

@@ -11,9 +11,8 @@ from typing import Any
 import msgspec
 
 from himalia.errors import ConfigurationError
-from himalia.server.identity.principal import CallerLimits, Right
+from himalia.server.identity.principal import LIMITS, CallerLimits, Right, Rights, read_limits, read_rights
 from himalia.server.identity.private_file import read_trusted
-from himalia.server.identity.rights import LIMITS, Rights, read_limits, read_rights
 from himalia.server.identity.secret import check_strength, digest_of, parse_hash
 
 WHAT = "the keys file"

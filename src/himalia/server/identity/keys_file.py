@@ -16,9 +16,8 @@ import msgspec
 from himalia.errors import ConfigurationError
 from himalia.record import now_us
 from himalia.server.identity.keys import WHAT, KeySpec, parse_keys
-from himalia.server.identity.principal import CallerLimits, Right
+from himalia.server.identity.principal import LIMITS, CallerLimits, Right, read_rights
 from himalia.server.identity.private_file import locked, others_may_read, read_private, write_private
-from himalia.server.identity.rights import LIMITS, read_rights
 from himalia.server.identity.secret import digest_of, new_key, shown_hash
 
 HEADER = "# Keys of a Himalia server; 'himalia keys --help' says how to change it. Only hashes of keys are kept here.\n"

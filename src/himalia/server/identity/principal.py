@@ -1,4 +1,7 @@
-"""Who calls, and what it may do: rights on topic patterns, and limits of one caller."""
+"""Who calls, and what it may do: rights on topic patterns, and limits of one caller.
+
+Rights and limits as the keys file and tokens write them: lists of topic patterns, and a table of numbers.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,9 @@ from enum import StrEnum
 
 import msgspec
 
-from himalia.errors import Forbidden
+from himalia.errors import BadRequest, ConfigurationError, Forbidden
 from himalia.server.identity.credential import Credential
-from himalia.topics import AUDIT_TOPIC, matches
+from himalia.topics import AUDIT_TOPIC, check_pattern, matches
 
 OWN = "own"
 """The pattern of ``execute`` and ``subscribe`` for the kernels that the caller itself started. It is not the topic
@@ -122,3 +125,42 @@ class Principal:
 def everything(name: str, credential: Credential | None = None) -> Principal:
     rights = dict.fromkeys(Right, (">", AUDIT_TOPIC))
     return Principal(name, rights, named=False, credential=credential)
+
+
+Rights = dict[Right, tuple[str, ...]]
+OWNABLE = (Right.EXECUTE, Right.SUBSCRIBE)
+LIMITS = "limits"
+LIMIT_MAX = (1 << 63) - 1
+
+
+def read_rights(table: Mapping[str, object], where: str) -> Rights:
+    """The patterns of each right; one that the table does not have is not given."""
+    return {right: _patterns(table.get(right, []), right, where) for right in Right}
+
+
+def _patterns(given: object, right: Right, where: str) -> tuple[str, ...]:
+    if not isinstance(given, list) or not all(isinstance(pattern, str) for pattern in given):
+        raise ConfigurationError(f"{right} of {where} is not a list of topic patterns")
+    if OWN in given and right not in OWNABLE:
+        raise ConfigurationError(
+            f"{right} of {where}: {OWN!r} stands for the kernels that a caller started, in {' and '.join(OWNABLE)} only"
+        )
+    try:
+        return tuple(check_pattern(pattern) for pattern in given)
+    except BadRequest as error:
+        raise ConfigurationError(f"{right} of {where}: {error.message}") from None
+
+
+def read_limits(given: object, where: str) -> CallerLimits:
+    if given is None:
+        return NO_LIMITS
+    try:
+        limits = msgspec.convert(given, CallerLimits)
+    except msgspec.ValidationError as error:
+        names = ", ".join(CallerLimits.__struct_fields__)
+        raise ConfigurationError(f"{LIMITS} of {where}: {error}; limits are {names}") from None
+    for name, value in msgspec.structs.asdict(limits).items():
+        # Written so that NaN is refused too. A limit beyond what a float holds could not be computed with.
+        if value is not None and not 0 <= value <= LIMIT_MAX:
+            raise ConfigurationError(f"{LIMITS} of {where}: {name} is not a number from 0 to {LIMIT_MAX}")
+    return limits

@@ -1,19 +1,24 @@
-"""Browser sessions: made by signing in, kept beside the log as hashes, so that they survive a restart of the server."""
+"""Browser sessions: made by signing in, kept beside the log as hashes, so that they survive a restart of the server.
+
+How often a caller may sign in: each time is a session, a write to disk and two records of the audit trail.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import msgspec
 
+from himalia.errors import RateLimited
 from himalia.record import now_us
 from himalia.server.identity.credential import Credential
-from himalia.server.identity.principal import CallerLimits, Principal
+from himalia.server.identity.principal import CallerLimits, Principal, Rights
 from himalia.server.identity.private_file import read_own, write_private
-from himalia.server.identity.rights import Rights
 from himalia.server.identity.secret import digest_of, new_secret
 
 logger = logging.getLogger("himalia.identity")
@@ -234,3 +239,40 @@ class Sessions:
                 self._is_failing = True
             else:
                 self._is_failing = False
+
+
+PERIOD_S = 60.0
+SIGN_INS_MAX = 100
+"""Sign-ins of one caller within the period. Without a limit any key, even one without rights, could fill the audit
+trail within hours, and so push out what it has recorded before."""
+
+
+class SignIns:
+    """The sign-ins of the last minute, by caller. Lives on the event loop."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._times: dict[str, deque[float]] = {}
+
+    def __len__(self) -> int:
+        return len(self._times)
+
+    def count(self, caller: str) -> None:
+        """One more sign-in of this caller; ``RateLimited`` if it has to wait first."""
+        now = self._clock()
+        times = self._times.setdefault(caller, deque())
+        while times and now - times[0] >= PERIOD_S:
+            times.popleft()
+        if len(times) >= SIGN_INS_MAX:
+            wait_s = PERIOD_S - (now - times[0])
+            raise RateLimited(
+                f"{caller!r} has signed in {len(times)} times within a minute; sign in again in {wait_s:.0f} s",
+                retry_after_s=wait_s,
+            )
+        times.append(now)
+
+    def sweep(self) -> None:
+        """Forget callers that have not signed in for a while."""
+        now = self._clock()
+        for caller in [caller for caller, times in self._times.items() if now - times[-1] >= PERIOD_S]:
+            del self._times[caller]

@@ -15,9 +15,8 @@ import jwt
 from himalia.errors import ConfigurationError, Unauthorized
 from himalia.server.identity.credential import Credential
 from himalia.server.identity.jwks import ALGORITHMS, Jwks
-from himalia.server.identity.principal import Principal, Right
+from himalia.server.identity.principal import LIMITS, Principal, Right, read_limits, read_rights
 from himalia.server.identity.private_file import FileWatch, read_trusted
-from himalia.server.identity.rights import LIMITS, read_limits, read_rights
 from himalia.server.identity.sessions import Basis
 from himalia.settings import Settings
 

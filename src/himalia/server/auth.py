@@ -1,4 +1,7 @@
-"""Who calls, as FastAPI sees it: every REST route that needs a right says so in its signature."""
+"""Who calls, as FastAPI sees it: every REST route that needs a right says so in its signature.
+
+Rights on one topic, where the topic's owner counts too: the log knows it.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,13 @@ from fastapi import Depends, Request, Security
 from fastapi.security import APIKeyHeader, APIKeyQuery, HTTPBearer
 from starlette.types import Scope
 
-from himalia.errors import IssuerUnavailable, Unauthorized
-from himalia.server import admission
-from himalia.server.broker import Broker
-from himalia.server.identity import Principal
+from himalia.errors import IssuerUnavailable, TopicNotFound, Unauthorized
+from himalia.log.api import Log
+from himalia.server.context import Broker
+from himalia.server.http import admission
+from himalia.server.identity import Principal, Right
 from himalia.token_proof import PATH as PROOF
+from himalia.topics import is_reserved
 
 # Only for the OpenAPI document: the key itself is found by ``Authenticator``, for REST and WebSocket alike.
 _header = APIKeyHeader(name="X-API-Key", auto_error=False)
@@ -67,3 +72,22 @@ TheBroker = Annotated[Broker, Depends(broker_of)]
 Caller = Annotated[Principal, Depends(principal_of)]
 MaybeCaller = Annotated[Principal | None, Depends(maybe_principal)]
 SECURITY = [Security(_header), Security(_bearer), Security(_query)]
+
+
+async def has_right(log: Log, caller: Principal, right: Right, topic: str) -> bool:
+    """Whether the caller has this right on the topic, by a pattern or because it owns the topic's kernel."""
+    return caller.may(right, topic, await _owner(log, caller, right, topic))
+
+
+async def require_right(log: Log, caller: Principal, right: Right, topic: str) -> None:
+    """``Forbidden`` unless ``has_right``."""
+    caller.require(right, topic, await _owner(log, caller, right, topic))
+
+
+async def _owner(log: Log, caller: Principal, right: Right, topic: str) -> str | None:
+    if not is_reserved(topic) or not caller.owns(right):
+        return None  # it would not matter
+    try:
+        return (await log.info(topic)).owner
+    except TopicNotFound:
+        return None

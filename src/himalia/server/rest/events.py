@@ -14,14 +14,14 @@ from starlette.types import Receive, Scope, Send
 from himalia.errors import BadRequest, HimaliaError, Unauthorized
 from himalia.protocol import ClientMessage, Policy
 from himalia.pubsub import Outlet
-from himalia.server.access import SECURITY, Caller, TheBroker
-from himalia.server.broker import Broker
+from himalia.server.auth import SECURITY, Caller, TheBroker
 from himalia.server.caller_usage import Place
 from himalia.server.codecs import SSE, SSE_OF_PATTERN, SseCodec
+from himalia.server.context import Broker
 from himalia.server.identity import Credential
-from himalia.server.models import ErrorResponse
-from himalia.server.subscribing import make_subscriber
-from himalia.server.topics_api import ERRORS, NOT_FOUND
+from himalia.server.rest.models import ErrorResponse
+from himalia.server.rest.topics import ERRORS, NOT_FOUND
+from himalia.server.websocket.subscribing import make_subscriber
 from himalia.topics import is_pattern
 
 router = APIRouter(responses=ERRORS, tags=["messages"])

@@ -15,13 +15,13 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.exceptions import InvalidState
 
 from himalia.pubsub.turns import Turns
-from himalia.server.admission import STATE_KEY, Admitted
-from himalia.server.channel import Channel
-from himalia.server.frame_parser import FrameParser, Parsed
-from himalia.server.send_queue import unacknowledged_bytes
+from himalia.server.http.admission import STATE_KEY, Admitted
+from himalia.server.websocket.frame_parser import FrameParser, Parsed
+from himalia.server.websocket.send_queue import unacknowledged_bytes
+from himalia.server.websocket.transport import Channel
 
 if TYPE_CHECKING:
-    from himalia.server.connection import Connection
+    from himalia.server.websocket.session import Connection
 
 EXTENSION = "himalia.websocket"
 CLOSE_GRACE_S = 5.0

@@ -13,11 +13,11 @@ from prometheus_client.registry import Collector
 
 from himalia.errors import ErrorCode
 from himalia.log.api import LogStats
-from himalia.server.admission import Refusal
-from himalia.server.identity.failure import Failure
+from himalia.server.http.admission import Refusal
+from himalia.server.identity.credential import Failure
 
 if TYPE_CHECKING:
-    from himalia.server.broker import Broker
+    from himalia.server.context import Broker
 
 COMMIT_BUCKETS_S = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5)
 

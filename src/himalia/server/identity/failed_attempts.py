@@ -7,8 +7,8 @@ import logging
 
 from starlette.types import Scope
 
-from himalia.server.admission import address_group
-from himalia.server.audit import Audit, AuditEvent
+from himalia.server.http.admission import address_group
+from himalia.server.observe.audit import Audit, AuditEvent
 
 logger = logging.getLogger("himalia.audit")
 

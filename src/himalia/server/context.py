@@ -15,19 +15,19 @@ from himalia.log.api import Log
 from himalia.pubsub import Outlet, PubSubManager
 from himalia.pubsub.manager import Limits
 from himalia.record import Retention
-from himalia.server.admission import Admission, connections_within_descriptors
-from himalia.server.audit import Audit, AuditEvent
-from himalia.server.body_budget import BodyBudget
 from himalia.server.caller_usage import CallerUsages, Place
-from himalia.server.connection import Connection
 from himalia.server.hosting import Hosting
+from himalia.server.http.admission import Admission, connections_within_descriptors
+from himalia.server.http.body_budget import BodyBudget
 from himalia.server.identity import Frontier, Principal
 from himalia.server.identity.authenticator import Authenticator
-from himalia.server.metrics import Metrics
-from himalia.server.pipeline_reading import PipelineReading
-from himalia.server.querying import Querying
-from himalia.server.refusals import Refusals
-from himalia.server.tracing import make_tracing
+from himalia.server.identity.failed_attempts import Refusals
+from himalia.server.observe.audit import Audit, AuditEvent
+from himalia.server.observe.metrics import Metrics
+from himalia.server.observe.pipeline_positions import PipelineReading
+from himalia.server.observe.tracing import make_tracing
+from himalia.server.rest.table_queries import Querying
+from himalia.server.websocket.session import Connection
 from himalia.settings import Settings
 
 logger = logging.getLogger("himalia.server")

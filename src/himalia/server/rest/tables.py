@@ -8,12 +8,12 @@ from fastapi import APIRouter, Path, Query, Response
 from pydantic import BaseModel, Field
 
 from himalia.errors import Forbidden
-from himalia.server.access import SECURITY, Caller, TheBroker
-from himalia.server.audit import AuditEvent
+from himalia.server.auth import SECURITY, Caller, TheBroker
 from himalia.server.identity import Principal, Right
-from himalia.server.models import ErrorResponse
-from himalia.server.querying import LIMIT_MAX
-from himalia.server.topics_api import ERRORS
+from himalia.server.observe.audit import AuditEvent
+from himalia.server.rest.models import ErrorResponse
+from himalia.server.rest.table_queries import LIMIT_MAX
+from himalia.server.rest.topics import ERRORS
 
 LIMIT = 100
 TEXT_MAX = 10_000

@@ -1,4 +1,7 @@
-"""REST: reading a topic's records as JSON, NDJSON or Arrow, streamed in chunks whatever their number."""
+"""REST: reading a topic's records as JSON, NDJSON or Arrow, streamed in chunks whatever their number.
+
+Working one step ahead of whoever takes the results.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,9 @@ import asyncio
 import gc
 import traceback
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import msgspec
 from fastapi import APIRouter, HTTPException, Query, Request
@@ -21,18 +24,17 @@ from himalia.log.columnar import Columns
 from himalia.protocol import encode
 from himalia.pubsub.filters import Filter
 from himalia.record import Record, format_ts, parse_ts
-from himalia.server.access import SECURITY, Caller, TheBroker
-from himalia.server.ahead import one_ahead
-from himalia.server.broker import Broker
+from himalia.server.auth import SECURITY, Caller, TheBroker, require_right
+from himalia.server.context import Broker
 from himalia.server.identity import Principal, Right
-from himalia.server.models import ErrorResponse, MessagesResponse
-from himalia.server.subscribing import compile_checked
-from himalia.server.topic_rights import require_right
-from himalia.server.topics_api import ERRORS, NOT_FOUND, TopicName
+from himalia.server.rest.models import ErrorResponse, MessagesResponse
+from himalia.server.rest.topics import ERRORS, NOT_FOUND, TopicName
+from himalia.server.websocket.subscribing import compile_checked
 from himalia.topics import check_name
 
 if TYPE_CHECKING:
-    from himalia.server.arrow import ArrowStream
+    from himalia.server.rest.arrow import ArrowStream
+
 
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
@@ -287,14 +289,14 @@ def _load_arrow() -> None:
     """
     gc.disable()
     try:
-        import_module("himalia.server.arrow")
+        import_module("himalia.server.rest.arrow")
     finally:
         gc.freeze()
         gc.enable()
 
 
 def _as_arrow(broker: Broker, wanted: Range) -> AsyncGenerator[bytes | memoryview]:
-    from himalia.server.arrow import ArrowStream
+    from himalia.server.rest.arrow import ArrowStream
 
     # Made before the answer begins, so that a missing library is an answer of its own.
     return _in_turns(one_ahead(_batches(ArrowStream(), broker, wanted)))
@@ -344,3 +346,20 @@ def _by_preference(accept: str) -> Iterable[str]:
         except ValueError:
             continue
     return [media_type for quality, media_type in sorted(ranked, key=lambda pair: -pair[0]) if quality > 0]
+
+
+T = TypeVar("T")
+
+
+async def one_ahead(source: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
+    """What the source gives, of which the next is made while the last is still being sent. None ends it."""
+    async with aclosing(source):
+        making = asyncio.ensure_future(anext(source, None))
+        try:
+            while (made := await making) is not None:
+                making = asyncio.ensure_future(anext(source, None))
+                yield made
+        finally:
+            making.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await making

@@ -9,7 +9,7 @@ from starlette.types import Message, Receive, Scope
 
 from himalia.errors import BodyTimeout, MessageTooLarge
 from himalia.pubsub.turns import Turns
-from himalia.server.body_budget import BodyBudget
+from himalia.server.http.body_budget import BodyBudget
 
 STATE_KEY = "body"
 """Where ``scope["state"]`` has the body of a request."""

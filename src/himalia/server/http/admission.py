@@ -17,7 +17,7 @@ from ipaddress import IPv6Address, ip_address, ip_network
 from starlette.types import Scope
 
 from himalia.errors import TooManyConnections
-from himalia.server.logs import RareWarnings
+from himalia.server.observe.log_config import RareWarnings
 
 logger = logging.getLogger("himalia.server")
 

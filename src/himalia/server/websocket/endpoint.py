@@ -11,14 +11,14 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from himalia.errors import HimaliaError
 from himalia.protocol import text_payloads
-from himalia.server import admission
-from himalia.server.broker import Broker
 from himalia.server.caller_usage import Place
-from himalia.server.channel import Channel
-from himalia.server.connection import Connection
-from himalia.server.failures import error_response, nothing_there
+from himalia.server.context import Broker
+from himalia.server.errors import error_response, nothing_there
+from himalia.server.http import admission
 from himalia.server.identity import Principal
-from himalia.server.uvicorn_protocol import EXTENSION, DirectChannel, WebSocketProtocol
+from himalia.server.websocket.session import Connection
+from himalia.server.websocket.transport import Channel
+from himalia.server.websocket.uvicorn_protocol import EXTENSION, DirectChannel, WebSocketProtocol
 
 
 async def websocket_endpoint(websocket: WebSocket) -> None:

@@ -24,14 +24,14 @@ from himalia.protocol import Message, encode
 from himalia.protocol.messages import canonical_uuid
 from himalia.pubsub.turns import Turns
 from himalia.record import Draft
-from himalia.server.access import SECURITY, Caller, TheBroker
-from himalia.server.broker import Broker
-from himalia.server.drafting import Drafter
+from himalia.server.auth import SECURITY, Caller, TheBroker
+from himalia.server.context import Broker
+from himalia.server.drafts import Drafter
+from himalia.server.http.message_list import MessageList
+from himalia.server.http.request_body import RequestBody, body_of
 from himalia.server.identity import Principal
-from himalia.server.message_list import MessageList
-from himalia.server.models import ErrorResponse, PublishBody, PublishResponse
-from himalia.server.request_body import RequestBody, body_of
-from himalia.server.topics_api import ERRORS, NOT_FOUND, TopicName
+from himalia.server.rest.models import ErrorResponse, PublishBody, PublishResponse
+from himalia.server.rest.topics import ERRORS, NOT_FOUND, TopicName
 
 NDJSON = "application/x-ndjson"
 LINES_AT_ONCE = 1000

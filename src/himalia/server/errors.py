@@ -18,8 +18,8 @@ from starlette.routing import compile_path
 
 from himalia.errors import BadRequest, ErrorCode, HimaliaError, InternalError
 from himalia.protocol import clipped
-from himalia.server.reference import api_document
-from himalia.server.security_headers import TRANSPORT_SECURITY, demands_tls, security_headers
+from himalia.server.http.security_headers import TRANSPORT_SECURITY, demands_tls, security_headers
+from himalia.server.rest.reference import api_document
 
 logger = logging.getLogger("himalia.server")
 

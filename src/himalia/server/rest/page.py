@@ -19,12 +19,12 @@ from fastapi import APIRouter, Request
 from fastapi.responses import RedirectResponse, Response
 from starlette.exceptions import HTTPException
 
-from himalia.server import session_api
-from himalia.server.access import TheBroker
+from himalia.server.auth import TheBroker
+from himalia.server.rest import sessions
 
 router = APIRouter(include_in_schema=False)
 
-FOLDER = Path(__file__).parents[1] / "page"
+FOLDER = Path(__file__).parents[2] / "page"
 MEDIA_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -64,7 +64,7 @@ async def page(request: Request, broker: TheBroker) -> Response:
     made = await broker.identity.sign_in_by_link(request.scope, request.headers.get("user-agent", ""))
     response = RedirectResponse("/", status_code=303, headers=_headers(PAGE_POLICY, "no-store"))
     if made is not None:
-        session_api.remember(request, response, *made)
+        sessions.remember(request, response, *made)
     return response
 
 

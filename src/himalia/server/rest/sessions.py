@@ -8,12 +8,12 @@ from fastapi import APIRouter, Query, Request, Response
 
 from himalia.errors import Forbidden, SessionNotFound, Unauthorized
 from himalia.record import format_ts, now_us
-from himalia.server.access import SECURITY, Caller, TheBroker
-from himalia.server.broker import Broker
+from himalia.server.auth import SECURITY, Caller, TheBroker
+from himalia.server.context import Broker
 from himalia.server.identity import Principal, Right
 from himalia.server.identity.cookie import set_cookie
 from himalia.server.identity.sessions import Session
-from himalia.server.models import (
+from himalia.server.rest.models import (
     ErrorResponse,
     ProofResponse,
     RevokedResponse,
@@ -22,7 +22,7 @@ from himalia.server.models import (
     SessionSummary,
     SignedOutResponse,
 )
-from himalia.server.topics_api import ERRORS
+from himalia.server.rest.topics import ERRORS
 from himalia.token_proof import ID_LENGTH, NONCE_LENGTH
 from himalia.token_proof import PATH as PROOF
 

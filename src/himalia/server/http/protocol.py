@@ -17,11 +17,11 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from himalia.pubsub.turns import Turns
-from himalia.server.admission import STATE_KEY, Admitted
+from himalia.server.http.admission import STATE_KEY, Admitted
+from himalia.server.http.security_headers import security_headers, with_transport_security
 from himalia.server.identity.origin import is_loopback
-from himalia.server.logs import RareWarnings
-from himalia.server.security_headers import security_headers, with_transport_security
-from himalia.server.send_queue import unacknowledged_bytes
+from himalia.server.observe.log_config import RareWarnings
+from himalia.server.websocket.send_queue import unacknowledged_bytes
 
 logger = logging.getLogger("himalia.server")
 warnings = RareWarnings(logger)

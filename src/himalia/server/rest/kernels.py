@@ -15,12 +15,12 @@ from fastapi import Path as PathParameter
 
 from himalia.errors import BadRequest, Forbidden, ShuttingDown
 from himalia.record import format_ts
-from himalia.server.access import SECURITY, Caller, TheBroker
-from himalia.server.audit import AuditEvent
-from himalia.server.broker import Broker
+from himalia.server.auth import SECURITY, Caller, TheBroker, has_right, require_right
+from himalia.server.context import Broker
 from himalia.server.hosting import TOPIC_PREFIX
 from himalia.server.identity import Principal, Right
-from himalia.server.kernel_models import (
+from himalia.server.observe.audit import AuditEvent
+from himalia.server.rest.kernel_models import (
     KERNEL_ID,
     AttachedResponse,
     AttachRequest,
@@ -36,7 +36,6 @@ from himalia.server.kernel_models import (
     SkippedBody,
     StartKernelRequest,
 )
-from himalia.server.topic_rights import has_right, require_right
 from himalia.topics import check_name
 
 if TYPE_CHECKING:

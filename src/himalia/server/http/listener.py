@@ -13,8 +13,8 @@ import socket
 import ssl
 from collections.abc import Callable
 
-from himalia.server.admission import Admission, Admitted, Refusal
-from himalia.server.http_protocol import plain_answer
+from himalia.server.http.admission import Admission, Admitted, Refusal
+from himalia.server.http.protocol import plain_answer
 
 logger = logging.getLogger("himalia.server")
 

@@ -33,17 +33,17 @@ from himalia.protocol import (
 )
 from himalia.pubsub import Subscriber
 from himalia.record import Draft, format_ts, now_us
-from himalia.server.body_budget import Hold
 from himalia.server.caller_usage import Place
-from himalia.server.channel import Channel
 from himalia.server.codecs import WEBSOCKET, error_message
-from himalia.server.drafting import Drafter
+from himalia.server.drafts import Drafter
+from himalia.server.http.body_budget import Hold
 from himalia.server.identity import Principal
-from himalia.server.subscribing import make_subscriber
+from himalia.server.websocket.subscribing import make_subscriber
+from himalia.server.websocket.transport import Channel
 from himalia.topics import check_pattern
 
 if TYPE_CHECKING:
-    from himalia.server.broker import Broker
+    from himalia.server.context import Broker
 
 logger = logging.getLogger("himalia.connection")
 

@@ -11,11 +11,11 @@ from himalia import __version__
 from himalia.errors import Forbidden
 from himalia.protocol import PROTOCOL_VERSION, encode
 from himalia.record import TopicInfo, format_ts
-from himalia.server.access import SECURITY, Caller, MaybeCaller, TheBroker
-from himalia.server.audit import AuditEvent
-from himalia.server.broker import Broker
+from himalia.server.auth import SECURITY, Caller, MaybeCaller, TheBroker
+from himalia.server.context import Broker
 from himalia.server.identity import Principal, Right
-from himalia.server.models import (
+from himalia.server.observe.audit import AuditEvent
+from himalia.server.rest.models import (
     TOPIC_NAME,
     ConfirmClockResponse,
     CreateTopicRequest,

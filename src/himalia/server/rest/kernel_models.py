@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictStr
 
-from himalia.server.models import ErrorResponse
+from himalia.server.rest.models import ErrorResponse
 
 KERNEL_ID: dict[str, Any] = {"pattern": r"^[A-Za-z0-9_-]+$", "maxLength": 200}
 _AN_ID = "3f6c1a52-8d0b-4c7e-9b5a-2f1e6d7c8b90"

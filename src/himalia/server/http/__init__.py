@@ -1,0 +1,1 @@
+"""HTTP below the application: connections, heads, bodies and their limits."""

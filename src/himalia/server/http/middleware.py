@@ -1,0 +1,155 @@
+"""What looks at a request before the application does, and at every answer after it.
+
+An HTTP request ends when the credential that let it in does: the key was removed, the token expired.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from himalia.errors import HimaliaError, Unauthorized
+from himalia.server import auth, errors
+from himalia.server.context import Broker
+from himalia.server.errors import error_response
+from himalia.server.http import admission
+from himalia.server.http.request_body import STATE_KEY as BODY_KEY
+from himalia.server.http.request_body import RequestBody
+from himalia.server.http.security_headers import add_security_headers, demands_tls
+from himalia.server.identity import Credential
+from himalia.server.rest.kernels import is_of_code
+
+FIELDS_BYTES_MAX = 64 * 1024
+"""Largest body of a call that takes a few fields, which are checked at one stroke. Publishing has limits of its own."""
+
+
+class Guard:
+    """Looks at the head of a request before its body is read.
+
+    Refuses foreign hosts and origins, callers without a valid key, and bodies without end.
+    """
+
+    def __init__(self, app: ASGIApp, broker: Broker) -> None:
+        self._app = app
+        self._broker = broker
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        send = _secured(scope, send)
+        if scope["type"] == "websocket":
+            await self._app(scope, receive, send)
+            return
+        try:
+            self._broker.frontier.check(Headers(scope=scope))
+            caller = None if auth.is_open(scope) else await auth.identify(scope, self._broker)
+        except HimaliaError as error:
+            self._broker.metrics.count_error(error.code)
+            await errors.error_response(error, scope["path"])(scope, receive, send)
+            return
+        if caller is None:
+            await self._app(scope, _without_body(receive), send)
+            return
+        settings = self._broker.settings
+        body = RequestBody(
+            scope,
+            receive,
+            self._broker.bodies,
+            caller.name,
+            self._broker.manager.turns,
+            bytes_max=self._broker.frame_bytes_max if is_of_code(scope["path"]) else FIELDS_BYTES_MAX,
+            idle_s=settings.body_idle_timeout_s,
+            total_s=settings.body_timeout_s,
+        )
+        scope["state"][BODY_KEY] = body
+        try:
+            await run_until_end(self._app, scope, body.receive, send, caller.credential)
+        finally:
+            body.release()
+
+
+def _secured(scope: Scope, send: Send) -> Send:
+    is_strict = demands_tls(scope)
+
+    async def send_secured(message: Message) -> None:
+        if message["type"] in ("http.response.start", "websocket.http.response.start"):
+            add_security_headers(message, demands_tls=is_strict)
+        await send(message)
+
+    return send_secured
+
+
+def _without_body(receive: Receive) -> Receive:
+    """For what is answered without a key: nothing of a body is read."""
+    is_read = False
+
+    async def receive_nothing() -> Message:
+        nonlocal is_read
+        if not is_read:
+            is_read = True
+            return {"type": "http.request", "body": b"", "more_body": False}
+        while (message := await receive())["type"] == "http.request":
+            pass
+        return message
+
+    return receive_nothing
+
+
+GRACE_S = 1.0
+"""Time for what can end in order: an event stream that tells why, a publish whose commit is under way."""
+
+
+async def run_until_end(
+    app: ASGIApp, scope: Scope, receive: Receive, send: Send, credential: Credential
+) -> None:
+    """Run the application for one request, at most until the credential ends.
+
+    No more of a body is read then. What has not been answered is answered 401; an answer that is being sent is cut
+    off, so that its reader cannot take it for whole.
+    """
+    request = _Request(receive, send)
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(None) as limit:
+
+            def on_end(why: Unauthorized) -> None:
+                request.ended = why
+                limit.reschedule(loop.time() + GRACE_S)
+
+            credential.watch(on_end)
+            try:
+                await app(scope, request.receive, request.send)
+            finally:
+                credential.unwatch(on_end)
+    except TimeoutError:
+        if not limit.expired() or request.ended is None:
+            raise
+        if not request.is_answered:
+            await error_response(request.ended, scope["path"])(scope, receive, send)
+        elif admission.abort(scope):
+            # Until uvicorn knows of it, it takes an unfinished answer for a mistake of ours.
+            await asyncio.sleep(0.01)
+        else:
+            raise request.ended from None
+
+
+class _Request:
+    """The two ends of a request, which know whether it may still be read and has begun to be answered."""
+
+    def __init__(self, receive: Receive, send: Send) -> None:
+        self._receive = receive
+        self._send = send
+        self.ended: Unauthorized | None = None
+        self.is_answered = False
+
+    async def send(self, message: Message) -> None:
+        self.is_answered = True
+        await self._send(message)
+
+    async def receive(self) -> Message:
+        if self.ended is not None and not self.is_answered:
+            raise self.ended
+        return await self._receive()

@@ -1,0 +1,1 @@
+"""``/ws``: one session per connection on its transport."""
