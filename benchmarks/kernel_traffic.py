@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from himalia.record import Draft, format_ts
-from himalia.spark.connector.columns import ARROW_SCHEMA
-from himalia.spark.pipeline.messages import COLUMNS, rows_of
+from himalia.spark.connector.read import ARROW_SCHEMA
+from himalia.spark.transforms.messages import COLUMNS, rows_of
 
 START_US = 1_790_000_000_000_000
 EPOCH = "0123456789abcdef"

@@ -21,9 +21,9 @@ from benchmarks.pipeline_peer import spark
 from benchmarks.section import Section, Target, spread
 from benchmarks.stateful_peer import COLUMNS
 from benchmarks.stateful_peer import executions as stateful_executions
-from himalia.spark.pipeline import executions, requests
-from himalia.spark.pipeline.iopub import iopub
-from himalia.spark.warehouse.batch import SHUFFLED_INTO, TASKS_PER_CORE, large
+from himalia.spark.pipeline.batch import SHUFFLED_INTO, TASKS_PER_CORE, large
+from himalia.spark.transforms import executions, requests
+from himalia.spark.transforms.iopub import iopub
 
 FOLD, STATEFUL = "Himalia's fold, Spark's expressions", "transformWithStateInPandas, RocksDB state"
 WANTED = 10.0

@@ -27,8 +27,8 @@ from benchmarks.kernel_peer import kernel_server
 from benchmarks.pipeline_peer import MASTER, Filled, served, spark, url
 from benchmarks.section import Section, Target, median_of, spread
 from benchmarks.server_process import PeerFailed, running
-from himalia.spark.run import Pipeline, Progress, Summary
-from himalia.spark.warehouse.delta import STAGING
+from himalia.spark.delta.table import STAGING
+from himalia.spark.pipeline.runner import Pipeline, Progress, Summary
 
 WANTED_RATE = 40_000
 WANTED_LINEAR = 0.8

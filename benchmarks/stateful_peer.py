@@ -12,8 +12,8 @@ import pandas as pd  # type: ignore[import-untyped]
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
-from himalia.spark.pipeline.iopub import IOPUB_CHANNELS
-from himalia.spark.pipeline.output import HALF_BYTES, WHOLE_BYTES
+from himalia.spark.transforms.bounded_text import HALF_BYTES, WHOLE_BYTES
+from himalia.spark.transforms.iopub import IOPUB_CHANNELS
 
 STREAMS = ("stdout", "stderr")
 SUMS = {

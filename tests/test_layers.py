@@ -11,28 +11,36 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "himalia"
 
-VALUES = {"record", "errors", "topics", "proof"}
-FOUNDATION = VALUES | {"settings", "runtime"}
+VALUES = {"record", "errors", "topics", "token_proof"}
+FOUNDATION = VALUES | {"settings", "local_server", "retry", "throttle"}
 BROKER = FOUNDATION | {"log", "pubsub"}
+JUPYTER = VALUES | {"jupyter"}
+IOPUB = JUPYTER | {"throttle", "iopub"}
+KEEPER = IOPUB | FOUNDATION | {"keeper"}
 MAY_IMPORT = {
     "record": VALUES,
     "errors": VALUES,
     "topics": VALUES,
-    "proof": set(),
+    "token_proof": set(),
     "tls": {"errors"},
-    "allocation": set(),
+    "malloc": set(),
+    "retry": {"errors"},
+    "throttle": set(),
     "settings": FOUNDATION,
-    "runtime": FOUNDATION,
+    "local_server": FOUNDATION,
     "log": FOUNDATION | {"log"},
     "pubsub": BROKER,
-    "kernels": BROKER | {"kernels"},
+    "jupyter": JUPYTER,
+    "iopub": IOPUB,
+    "keeper": KEEPER,
+    "kernels": BROKER | KEEPER | {"kernels"},
     "protocol": VALUES | {"protocol"},
-    "client": VALUES | {"tls", "runtime", "protocol", "client"},
-    "spark": VALUES | {"tls", "runtime", "protocol", "client", "tables", "allocation", "spark"},
+    "client": VALUES | {"tls", "retry", "local_server", "protocol", "client"},
+    "spark": VALUES | {"tls", "retry", "local_server", "protocol", "client", "tables", "malloc", "spark"},
     "tables": VALUES | {"tables"},
     "demo": VALUES | {"client", "demo"},
-    "server": BROKER | {"kernels", "protocol", "tables", "allocation", "server"},
-    "cli": BROKER | {"kernels", "protocol", "client", "spark", "tables", "server", "cli"},
+    "server": BROKER | KEEPER | {"kernels", "protocol", "tables", "malloc", "server"},
+    "cli": BROKER | KEEPER | {"kernels", "protocol", "client", "spark", "tables", "server", "cli"},
 }
 """For each part of the package, the parts it may import. ``from himalia import __version__`` is free."""
 

@@ -8,6 +8,8 @@ from functools import lru_cache
 from himalia.errors import BadRequest
 
 NAME_LENGTH_MAX = 255
+KERNEL_TOPIC_PREFIX = "kernels."
+"""Followed by the kernel's id: the topic of its output."""
 RESERVED = ("kernels", "pipeline")
 """First segments that clients may read but not publish to without the server's own consent."""
 AUDIT_TOPIC = "audit.events"

@@ -100,7 +100,7 @@ def test_a_client_command_does_not_load_the_server(server: RunningServer) -> Non
     """``himalia tail`` starts without importing FastAPI, pydantic, uvicorn or httpx."""
     code = (
         "import sys; sys.argv = ['himalia', 'tail', 'orders', '--last', '0']\n"
-        "import himalia.cli.tail\n"
+        "import himalia.cli.commands.tail\n"
         "print([name for name in ('fastapi', 'pydantic', 'uvicorn', 'httpx') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)

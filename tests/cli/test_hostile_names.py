@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from himalia.cli.output import make_table, print_json, print_warning, printable, write_line
+from himalia.cli.terminal.output import make_table, print_json, print_warning, printable, write_line
 from himalia.client import SyncClient
 from tests.cli.running import himalia
 from tests.serving import RunningServer

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from himalia.client import SyncClient
-from himalia.spark.warehouse.lock import locked
+from himalia.spark.delta.lock import locked
 from himalia.tables import Tables
 from himalia.tables.catalog import CATALOG
 from tests.cli.running import Running, assert_sentence, himalia

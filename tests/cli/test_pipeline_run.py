@@ -14,9 +14,9 @@ import msgspec
 import psutil
 import pytest
 
-from himalia.cli.run_display import display, sentence
+from himalia.cli.terminal.pipeline_progress import display, sentence
 from himalia.client import SyncClient
-from himalia.spark.progress import Progress, Summary
+from himalia.spark.pipeline.progress import Progress, Summary
 from tests.cli.running import DEADLINE_S, Running, assert_sentence, himalia
 from tests.cli.terminal import OnTerminal
 from tests.cli.up import assert_all_gone, command_of
@@ -161,7 +161,7 @@ def test_a_run_in_one_line() -> None:
 
 STOPPED = """
 import sys, threading
-from himalia.cli.stopping import Stopping
+from himalia.cli.process.signals import Stopping
 
 asked = threading.Semaphore(0)
 with Stopping() as stopping, stopping.by(asked.release):

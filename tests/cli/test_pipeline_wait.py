@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
-from himalia.cli import pipeline_wait
-from himalia.cli.pipeline_wait import wait_for_other
+from himalia.cli.commands.pipeline import wait
+from himalia.cli.commands.pipeline.wait import wait_for_other
 from himalia.client import SyncClient
 from himalia.errors import WarehouseLocked
-from himalia.spark.warehouse.layout import POSITIONS
+from himalia.spark.delta.tables import POSITIONS
 from tests.serving import RunningServer
 
 
@@ -45,7 +45,7 @@ def test_a_pipeline_that_does_not_get_there_is_named(
     server: RunningServer, warehouse: Path, monkeypatch: pytest.MonkeyPatch, offset: int
 ) -> None:
     """One that commits nothing more is not waited for without end."""
-    monkeypatch.setattr(pipeline_wait, "PATIENCE_S", 0.6)
+    monkeypatch.setattr(wait, "PATIENCE_S", 0.6)
     server.create("orders")
     with SyncClient(server.url) as client:
         client.publish("orders", 1)
@@ -59,7 +59,7 @@ def test_a_pipeline_that_does_not_get_there_is_named(
 READ_AND_EXIT = """
 import sys
 from deltalake import DeltaTable
-from himalia.tables.warehouse import read_positions
+from himalia.tables.tables import read_positions
 assert read_positions(DeltaTable(sys.argv[1]))
 """
 

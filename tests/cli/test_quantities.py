@@ -5,7 +5,7 @@ import time
 import pytest
 import typer
 
-from himalia.cli.quantities import parse_duration, parse_since, parse_size, show_duration, show_size
+from himalia.cli.terminal.units import parse_duration, parse_since, parse_size, show_duration, show_size
 
 
 @pytest.mark.parametrize(

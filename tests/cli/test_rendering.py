@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 
-from himalia.cli.ansi import Escapes
-from himalia.cli.images import Images
-from himalia.cli.rendering import ConsoleRenderer, KernelRecord, Renderer, event_sentence
-from himalia.cli.screen import Screen, Stream
+from himalia.cli.terminal.kernel_output import ConsoleRenderer, Images, KernelRecord, Renderer, event_sentence
+from himalia.cli.terminal.screen import Escapes, Screen, Stream
 
 
 class Output(io.StringIO):

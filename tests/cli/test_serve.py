@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from himalia.cli.setting_flags import read_settings
+from himalia.cli.settings_options import read_settings
 from himalia.settings import Settings
 from tests.cli.running import Server, assert_sentence, himalia
 

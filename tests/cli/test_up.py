@@ -14,7 +14,7 @@ import httpx
 import psutil
 import pytest
 
-from himalia.cli.ensemble import PIPELINE_ENDS_WITHIN_S
+from himalia.cli.process.supervisor import PIPELINE_ENDS_WITHIN_S
 from tests.cli.running import COMMAND, DEADLINE_S, Running, assert_sentence, himalia
 from tests.cli.terminal import OnTerminal
 from tests.cli.up import Up, assert_all_gone
@@ -277,7 +277,7 @@ def test_a_server_with_keys_needs_one_for_the_others(tmp_path: Path) -> None:
 def test_the_lifeline(tmp_path: Path) -> None:
     """A module that is run by it gets its own arguments, and SIGTERM when whoever started it is gone."""
     (tmp_path / "sleeper.py").write_text("import sys, time\nprint(sys.argv[1], flush=True)\ntime.sleep(60)\n")
-    command = [sys.executable, "-m", "himalia.cli.lifeline", "sleeper", "hello"]
+    command = [sys.executable, "-m", "himalia.cli.process.lifeline", "sleeper", "hello"]
     with subprocess.Popen(
         command, cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:

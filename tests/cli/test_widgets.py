@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from himalia.cli.widgets import STATE, VIEW, Widgets
+from himalia.cli.terminal.widgets import STATE, VIEW, Widgets
 from tests.cli.running import himalia
 from tests.cli.terminal import OnTerminal, displayed
 from tests.cli.test_rendering import say, shown, stream

@@ -4,7 +4,7 @@ import httpx
 import pytest
 
 from himalia import errors
-from himalia.client.failures import error_from, error_from_answer, translating
+from himalia.client.errors import error_from, error_from_answer, translating
 from himalia.protocol import ErrorBody
 
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from himalia.client.events import Dropped, Event, FilterFailure, Gap, TopicCreated, TopicDeleted
-from himalia.client.progress import Progress
+from himalia.client.subscription_state import Progress
 from himalia.errors import SlowConsumer, SubscriptionReplaced
 from himalia.protocol import ClientMessage, ErrorBody, Message, ServerMessage
 from himalia.record import Position

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 import pytest
 
 from himalia.client import Client, Outgoing, Published
-from himalia.client.bulk import IN_FLIGHT_MAX
+from himalia.client.publisher import IN_FLIGHT_MAX
 from himalia.errors import (
     BadRequest,
     ConnectionFailed,

@@ -15,7 +15,7 @@ import pytest
 
 from himalia.client import Client
 from himalia.errors import ConnectionFailed, HimaliaError, Unauthorized
-from himalia.spark.connector.connection import Address, Connection
+from himalia.spark.connector.http import Address, Connection
 from himalia.token_proof import Challenge, is_same_machine
 from tests.cli.running import assert_sentence, himalia
 from tests.serving import DEADLINE_S, RunningServer

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from himalia.client.failures import MOMENTARY
+from himalia.client.errors import MOMENTARY
 from himalia.errors import ErrorCode
 from himalia.protocol import PROTOCOL_VERSION, ClientMessage, ErrorBody, Message, ServerMessage
 from himalia.server import create_app

@@ -13,7 +13,7 @@ import pytest
 
 from himalia.client import Client
 from himalia.errors import ConfigurationError, ConnectionFailed
-from himalia.spark.connector.connection import Address, Connection
+from himalia.spark.connector.http import Address, Connection
 from himalia.tls import client_context
 from tests.cli.running import assert_sentence, himalia
 from tests.server.process import ServerProcess

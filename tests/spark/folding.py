@@ -10,9 +10,9 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from himalia.spark.pipeline import executions, orphans, requests
-from himalia.spark.pipeline.iopub import iopub
-from himalia.spark.warehouse.batch import SMALL
+from himalia.spark.pipeline.batch import SMALL
+from himalia.spark.transforms import executions, orphans, requests
+from himalia.spark.transforms.iopub import iopub
 from tests.spark.traffic import Row, stored
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

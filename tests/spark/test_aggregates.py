@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from himalia.spark.pipeline import errors, kernel_health, topic_activity
+from himalia.spark.transforms import errors, kernel_health, topic_activity
 from tests.spark.folding import interpreted
 
 START = datetime(2026, 11, 16, 11, 57, tzinfo=UTC)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from himalia.spark.pipeline import output, requests
-from himalia.spark.pipeline.iopub import iopub
+from himalia.spark.transforms import bounded_text, requests
+from himalia.spark.transforms.iopub import iopub
 from tests.spark.folding import Folded, fold, fold_batch, interpreted
 from tests.spark.traffic import Row, Teller, stored
 
@@ -269,10 +269,10 @@ def test_100_mb_in_one_cell(spark: SparkSession) -> None:
             batch = teller.rows[start : start + PIECES_PER_BATCH]
             fold_batch(folded, iopub(stored(spark, batch)).localCheckpoint())
             state = folded.state.toPandas()
-            assert len(state) == 1 and len(repr(state.iloc[0].to_dict())) < 8 * output.WHOLE_BYTES
+            assert len(state) == 1 and len(repr(state.iloc[0].to_dict())) < 8 * bounded_text.WHOLE_BYTES
     [row] = folded.closed
     size = count * len(PIECE) + len("first last")
     assert row["stdout_bytes"] == size > CELL_MB * 1_000_000
     assert row["stdout"].startswith("first 0123456789") and row["stdout"].endswith("abcde\nlast")
-    assert f"\n… {size - output.WHOLE_BYTES} bytes left out …\n" in row["stdout"]
+    assert f"\n… {size - bounded_text.WHOLE_BYTES} bytes left out …\n" in row["stdout"]
     assert (row["stream_messages"], row["last_offset"]) == (count + 2, len(teller.rows) - 1)

@@ -17,9 +17,9 @@ import pyspark
 import pytest
 from deltalake import DeltaTable
 
+from himalia.spark.package import write_package
+from himalia.spark.pipeline.batch import SMALL_RECORDS
 from himalia.spark.session import use_java
-from himalia.spark.shipping import write_package
-from himalia.spark.warehouse.batch import SMALL_RECORDS
 from tests.serving import RunningServer
 from tests.spark.pipelines import busy_kernel, contents, feed, offsets_of
 
@@ -40,9 +40,9 @@ PROGRAM = """
 import json, sys
 from pathlib import Path
 from himalia.spark.connector.source import HimaliaDataSource
-from himalia.spark.run import Pipeline
+from himalia.spark.pipeline.runner import Pipeline
 from himalia.spark.session import start_session
-from himalia.spark.shipping import ship
+from himalia.spark.package import ship
 
 master, url, token, warehouse, conf, *topics = sys.argv[1:]
 spark = start_session(master, conf=json.loads(conf))

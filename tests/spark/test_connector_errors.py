@@ -17,15 +17,13 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from himalia.errors import BadRequest, ConnectionFailed
-from himalia.spark.connector.asking import address_of, offsets_at
-from himalia.spark.connector.connection import Address, Connection
-from himalia.spark.connector.failing import HIDE_TRACEBACK, in_one_sentence
+from himalia.spark.connector.errors import HIDE_TRACEBACK, in_one_sentence
+from himalia.spark.connector.http import Address, Connection, address_of, offsets_at
 from himalia.spark.connector.options import write_options
-from himalia.spark.connector.planning import TopicState
-from himalia.spark.connector.ranges import Range
-from himalia.spark.connector.reading import BatchReader, RangesPartition
-from himalia.spark.connector.writing import write_rows
-from himalia.spark.shipping import write_package
+from himalia.spark.connector.planning import Range, TopicState
+from himalia.spark.connector.read import BatchReader, RangesPartition
+from himalia.spark.connector.write import write_rows
+from himalia.spark.package import write_package
 from tests.serving import RunningServer
 from tests.spark.test_cluster import bare_python
 from tests.spark.test_connector_writing import batch_of
@@ -165,7 +163,7 @@ def test_where_only_the_package_for_executors_is_the_server_has_to_be_named(tmp_
     program = (
         f"import sys; sys.path.insert(0, {str(package)!r})\n"
         "from himalia.errors import BadRequest\n"
-        "from himalia.spark.connector.asking import address_of\n"
+        "from himalia.spark.connector.http import address_of\n"
         "print(address_of({'url': 'http://h:1', 'token': 't'}).url)\n"
         "try: address_of({'url': 'http://h:1'})\n"
         "except BadRequest as error: print(error)\n"

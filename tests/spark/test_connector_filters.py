@@ -20,7 +20,7 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
-from himalia.spark.connector.filters import Narrowed, narrowed
+from himalia.spark.connector.planning import Narrowed, narrowed
 
 NOON = datetime(2026, 11, 16, 12, tzinfo=UTC)
 TICK = timedelta(microseconds=1)

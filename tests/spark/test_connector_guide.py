@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from himalia.spark.connector.columns import READ_SCHEMA
 from himalia.spark.connector.options import ANYWHERE, READING, WRITING
-from himalia.spark.connector.rows import WRITTEN
+from himalia.spark.connector.read import READ_SCHEMA
+from himalia.spark.connector.write import WRITTEN
 from tests.docs.markdown import DOCS, Block, blocks, code_spans, rows, section
 from tests.serving import RunningServer
 

@@ -7,11 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from himalia.errors import BadRequest
-from himalia.spark.connector import progress
+from himalia.spark.connector import stream_offsets
 from himalia.spark.connector.options import EARLIEST, LATEST, At, read_options
-from himalia.spark.connector.planning import TopicState, batch_ranges, chosen, range_of, unknown
-from himalia.spark.connector.progress import Position
-from himalia.spark.connector.ranges import RANGE_COST, Range, grouped
+from himalia.spark.connector.planning import (
+    RANGE_COST,
+    Range,
+    TopicState,
+    batch_ranges,
+    chosen,
+    grouped,
+    range_of,
+    unknown,
+)
+from himalia.spark.connector.stream_offsets import Position
 
 ORDERS = TopicState("orders", "e1", first=10, end=50)
 
@@ -126,7 +134,7 @@ def test_a_time_decides_where_a_batch_starts() -> None:
 def test_a_limit_is_kept_and_shared_out_evenly(lengths: list[int], limit: int) -> None:
     """All that may be read is read; nobody gets more than another who still has some left."""
     ranges = ranges_of(lengths)
-    taken = {each.topic: len(each) for each in progress.limited(ranges, limit)}
+    taken = {each.topic: len(each) for each in stream_offsets.limited(ranges, limit)}
     assert sum(taken.values()) == min(limit, sum(lengths))
     cut = [
         taken[each.topic] for each in ranges if taken.get(each.topic, 0) < len(each) and each.topic in taken
@@ -136,64 +144,64 @@ def test_a_limit_is_kept_and_shared_out_evenly(lengths: list[int], limit: int) -
 
 def test_with_more_topics_than_records_those_that_wait_longest_come_first() -> None:
     ranges = ranges_of([1, 9, 3])
-    assert [each.topic for each in progress.limited(ranges, 1)] == ["topic-1"]
+    assert [each.topic for each in stream_offsets.limited(ranges, 1)] == ["topic-1"]
 
 
 def test_positions_survive_the_checkpoint() -> None:
     """Spark compares checkpoints as text, so equal positions are equal text."""
     positions = {"b": Position(3, "e", begin=1), "a": Position(0, "f")}
-    checkpoint = progress.encoded(positions)
+    checkpoint = stream_offsets.encoded(positions)
     assert list(checkpoint) == ["a", "b"]
     assert checkpoint["a"] == {"offset": 0, "epoch": "f"}
-    assert progress.decoded(checkpoint) == positions
-    assert progress.encoded(progress.decoded(checkpoint)) == checkpoint
+    assert stream_offsets.decoded(checkpoint) == positions
+    assert stream_offsets.encoded(stream_offsets.decoded(checkpoint)) == checkpoint
 
 
 def test_a_stream_from_beyond_the_end_waits_there() -> None:
     """No record below the offset that was asked for is read, whether or not the topic has reached it by then."""
     options = read_options({"subscribe": "orders", "startingOffsets": '{"orders": 60}'})
     losses: list[str] = []
-    begin = progress.beginning(options, {"orders": ORDERS}, {}, losses)
+    begin = stream_offsets.beginning(options, {"orders": ORDERS}, {}, losses)
     assert begin == {"orders": Position(60, "e1")}
     assert losses == ["topic 'orders' ends at offset 50, before offset 60"]
     for end, expected in ((50, 60), (60, 60), (62, 62)):
         topics = {"orders": TopicState("orders", "e1", 10, end)}
-        reached = progress.after(begin, progress.unread(begin, topics, [], None), topics)
-        assert progress.between(begin, reached) == [Range("orders", "e1", 60, expected)]
+        reached = stream_offsets.after(begin, stream_offsets.unread(begin, topics, [], None), topics)
+        assert stream_offsets.between(begin, reached) == [Range("orders", "e1", 60, expected)]
 
 
 def test_a_topic_that_appears_is_read_from_its_first_record() -> None:
     """An empty one is not mentioned before it has something, so that it makes no batch."""
     topics = {"orders": ORDERS, "empty": TopicState("empty", "e", 0, 0)}
     losses: list[str] = []
-    ranges = progress.unread({}, topics, losses, None)
-    reached = progress.after({}, ranges, topics)
+    ranges = stream_offsets.unread({}, topics, losses, None)
+    reached = stream_offsets.after({}, ranges, topics)
     assert reached == {"orders": Position(50, "e1", begin=10)}
-    assert progress.between({}, reached) == [Range("orders", "e1", 10, 50)]
+    assert stream_offsets.between({}, reached) == [Range("orders", "e1", 10, 50)]
     assert not losses
 
 
 def test_where_a_topic_began_is_known_for_as_long_as_nothing_follows() -> None:
     """The position stays the same, to the letter, until there is more to read; then what was before says it."""
     topics, longer = {"orders": ORDERS}, {"orders": TopicState("orders", "e1", 10, 60)}
-    first = progress.after({}, progress.unread({}, topics, [], None), topics)
-    assert progress.after(first, progress.unread(first, topics, [], None), topics) == first
-    second = progress.after(first, progress.unread(first, longer, [], None), longer)
+    first = stream_offsets.after({}, stream_offsets.unread({}, topics, [], None), topics)
+    assert stream_offsets.after(first, stream_offsets.unread(first, topics, [], None), topics) == first
+    second = stream_offsets.after(first, stream_offsets.unread(first, longer, [], None), longer)
     assert second == {"orders": Position(60, "e1")}
-    assert progress.between(first, second) == [Range("orders", "e1", 50, 60)]
+    assert stream_offsets.between(first, second) == [Range("orders", "e1", 50, 60)]
 
 
 def test_a_topic_that_vanishes_is_a_loss_and_forgotten() -> None:
     positions = {"orders": Position(20, "e1")}
-    assert progress.after(positions, progress.unread(positions, {}, [], None), {}) == {}
-    assert progress.left(positions, {}, {}) == [
+    assert stream_offsets.after(positions, stream_offsets.unread(positions, {}, [], None), {}) == {}
+    assert stream_offsets.left(positions, {}, {}) == [
         "topic 'orders' was deleted: what it held from offset 20 on is gone"
     ]
 
 
 def test_a_topic_that_is_not_asked_for_any_more_was_not_deleted() -> None:
     positions = {"orders": Position(20, "e1"), "other": Position(3, "e")}
-    assert progress.left(positions, {"other"}, {"orders", "other"}) == [
+    assert stream_offsets.left(positions, {"other"}, {"orders", "other"}) == [
         "topic 'orders' is not to be read any more: it is left out from offset 20 on"
     ]
 
@@ -201,10 +209,10 @@ def test_a_topic_that_is_not_asked_for_any_more_was_not_deleted() -> None:
 def test_a_topic_that_was_created_again_is_a_loss_and_begins_anew() -> None:
     losses: list[str] = []
     positions = {"orders": Position(20, "e0")}
-    ranges = progress.unread(positions, {"orders": ORDERS}, losses, None)
-    reached = progress.after(positions, ranges, {"orders": ORDERS})
+    ranges = stream_offsets.unread(positions, {"orders": ORDERS}, losses, None)
+    reached = stream_offsets.after(positions, ranges, {"orders": ORDERS})
     assert reached == {"orders": Position(50, "e1", begin=10)}
-    assert progress.between(positions, reached) == [Range("orders", "e1", 10, 50)]
+    assert stream_offsets.between(positions, reached) == [Range("orders", "e1", 10, 50)]
     assert losses == [
         "topic 'orders' was deleted and created again, or restored (its epoch is e1, not e0): "
         "what it held from offset 20 on is gone"
@@ -213,7 +221,7 @@ def test_a_topic_that_was_created_again_is_a_loss_and_begins_anew() -> None:
 
 def test_retention_that_overtakes_a_stream_is_a_loss() -> None:
     losses: list[str] = []
-    progress.unread({"orders": Position(4, "e1")}, {"orders": ORDERS}, losses, None)
+    stream_offsets.unread({"orders": Position(4, "e1")}, {"orders": ORDERS}, losses, None)
     assert losses == ["topic 'orders': offsets 4 to 9 are gone"]
 
 
@@ -226,6 +234,6 @@ def test_a_stream_that_is_to_end_goes_no_further() -> None:
         "other": TopicState("other", "e2", 0, 99),
     }
     positions = {"orders": Position(20, "e1"), "other": Position(3, "e0")}
-    reached = progress.after(positions, progress.unread(positions, topics, [], until), topics)
+    reached = stream_offsets.after(positions, stream_offsets.unread(positions, topics, [], until), topics)
     assert reached == {"orders": Position(30, "e1"), "other": Position(3, "e0")}
-    assert progress.after(reached, progress.unread(reached, topics, [], until), topics) == reached
+    assert stream_offsets.after(reached, stream_offsets.unread(reached, topics, [], until), topics) == reached

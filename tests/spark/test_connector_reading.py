@@ -19,11 +19,16 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import _parse_datatype_string
 
 from himalia.errors import ConnectionFailed, DataLost, TopicNotFound, Unauthorized
-from himalia.spark.connector.columns import ARROW_SCHEMA, READ_SCHEMA
-from himalia.spark.connector.connection import Address, Connection
-from himalia.spark.connector.fetching import fetched
-from himalia.spark.connector.ranges import Range
-from himalia.spark.connector.reading import BatchReader, NarrowingReader, RangesPartition
+from himalia.spark.connector.http import Address, Connection
+from himalia.spark.connector.planning import Range
+from himalia.spark.connector.read import (
+    ARROW_SCHEMA,
+    READ_SCHEMA,
+    BatchReader,
+    NarrowingReader,
+    RangesPartition,
+    fetched,
+)
 from tests.serving import DEADLINE_S, RunningServer
 from tests.spark.proxy import cutting
 

@@ -18,9 +18,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from himalia.errors import BadRequest, ConnectionFailed, DataLost, TopicNotFound
 from himalia.settings import Settings
-from himalia.spark.connector.ranges import Range
-from himalia.spark.connector.reading import RangesPartition
-from himalia.spark.connector.streaming import StreamReader
+from himalia.spark.connector.planning import Range
+from himalia.spark.connector.read import RangesPartition
+from himalia.spark.connector.stream import StreamReader
 from tests.serving import DEADLINE_S, RunningServer
 from tests.spark.pipelines import until
 from tests.spark.test_connector_reading import recreate, shorten, state_of

@@ -16,10 +16,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, LongType, MapType, StringType, StructField, StructType, TimestampType
 
 from himalia.errors import BadRequest, Forbidden, TopicNotFound
-from himalia.spark.connector.connection import Address
+from himalia.spark.connector.http import Address
 from himalia.spark.connector.options import write_options
-from himalia.spark.connector.rows import check_columns, lines
-from himalia.spark.connector.writing import BatchWriter, StreamWriter, write_rows
+from himalia.spark.connector.write import BatchWriter, StreamWriter, check_columns, lines, write_rows
 from tests.serving import RunningServer
 from tests.spark.conftest import QUICK
 from tests.spark.proxy import cutting

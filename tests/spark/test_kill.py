@@ -24,7 +24,7 @@ BATCH_RECORDS = 20
 PROGRAM = f"""
 import sys
 from pathlib import Path
-from himalia.spark.run import Pipeline, Progress
+from himalia.spark.pipeline.runner import Pipeline, Progress
 
 def tell(progress: Progress) -> None:
     print(progress.batch, progress.stage, flush=True)

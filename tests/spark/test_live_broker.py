@@ -16,7 +16,7 @@ from himalia.iopub.channels import RequestChannels
 from himalia.jupyter.channels import Channel
 from himalia.jupyter.records import headers_of, message_of
 from himalia.record import Record
-from himalia.spark.pipeline.iopub import iopub
+from himalia.spark.transforms.iopub import iopub
 from tests.kernel_server import kernel_server
 from tests.serving import DEADLINE_S, RunningServer
 from tests.spark.folding import Folded, fold, interpreted

@@ -16,10 +16,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from himalia.record import size_bytes
-from himalia.spark.connector.columns import ARROW_SCHEMA
-from himalia.spark.pipeline.messages import COLUMNS, messages, rows_of
-from himalia.spark.warehouse import writing
-from himalia.spark.warehouse.writing import DailyFiles
+from himalia.spark.connector.read import ARROW_SCHEMA
+from himalia.spark.delta import parquet_files
+from himalia.spark.delta.parquet_files import DailyFiles
+from himalia.spark.transforms.messages import COLUMNS, messages, rows_of
 
 DAY_US = 86_400_000_000
 TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=12)
@@ -84,7 +84,7 @@ def test_of_a_dataframe(spark: SparkSession) -> None:
 @pytest.mark.parametrize("group_bytes", [1, 1 << 20])
 def test_each_day_has_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group_bytes: int) -> None:
     """However the rows come, and whether they are written at once or gathered before."""
-    monkeypatch.setattr(writing, "GROUP_BYTES", group_bytes)
+    monkeypatch.setattr(parquet_files, "GROUP_BYTES", group_bytes)
     rows = made(batch([{"us": n * DAY_US // 3, "id": str(n)} for n in range(10)]))
     with DailyFiles(tmp_path, COLUMNS, ["topic"]) as files:
         for start in range(0, 10, 2):

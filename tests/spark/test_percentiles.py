@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from himalia.server.rest.page import FOLDER
-from himalia.spark.pipeline.histogram import HISTOGRAM, percentile
+from himalia.spark.transforms.histogram import HISTOGRAM, percentile
 from tests.page.browser import running_browser
 
 SHARES = (0.5, 0.95, 0.99)

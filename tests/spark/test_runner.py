@@ -16,20 +16,19 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
-from himalia.client.backoff import Backoff
 from himalia.errors import ConnectionFailed, DataLost, InternalError, Unauthorized, WarehouseLocked
-from himalia.spark.connector.columns import READ_SCHEMA
-from himalia.spark.pipeline import errors, executions, kernel_health, orphans, topic_activity
-from himalia.spark.pipeline.iopub import iopub
-from himalia.spark.pipeline.messages import messages
-from himalia.spark.pipeline.requests import STATE_SCHEMA, carried, merged
-from himalia.spark.run import Pipeline, Progress
-from himalia.spark.warehouse import batch as batch_module
-from himalia.spark.warehouse import upkeep
-from himalia.spark.warehouse.delta import Staged, Table, no_rows
-from himalia.spark.warehouse.forgetting import forget
-from himalia.spark.warehouse.layout import TABLES
-from himalia.spark.warehouse.tables import schema_of
+from himalia.retry import Backoff
+from himalia.spark.connector.read import READ_SCHEMA
+from himalia.spark.delta import maintenance
+from himalia.spark.delta.table import Staged, Table, no_rows
+from himalia.spark.delta.tables import TABLES, schema_of
+from himalia.spark.pipeline.erase import forget
+from himalia.spark.pipeline.runner import Pipeline, Progress
+from himalia.spark.transforms import batch as batch_module
+from himalia.spark.transforms import errors, executions, kernel_health, orphans, topic_activity
+from himalia.spark.transforms.iopub import iopub
+from himalia.spark.transforms.messages import messages
+from himalia.spark.transforms.requests import STATE_SCHEMA, carried, merged
 from tests.serving import RunningServer, start_server
 from tests.spark.pipelines import (
     all_contents,
@@ -555,9 +554,9 @@ def test_upkeep_changes_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With files joined and cleared away after every batch, rows and positions are as without."""
-    monkeypatch.setattr(upkeep, "LEVELS", (upkeep.Level(1, 8 * upkeep.MIB),))
-    monkeypatch.setattr(upkeep, "VACUUM_EVERY", 1)
-    monkeypatch.setattr(upkeep, "KEEP_HOURS", 0)
+    monkeypatch.setattr(maintenance, "LEVELS", (maintenance.Level(1, 8 * maintenance.MIB),))
+    monkeypatch.setattr(maintenance, "VACUUM_EVERY", 1)
+    monkeypatch.setattr(maintenance, "KEEP_HOURS", 0)
     for _ in range(3):
         publish(topic, *range(4))
         run_once(server, warehouse, topics=[topic], feedback=False)

@@ -17,8 +17,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from himalia.errors import ConfigurationError
-from himalia.spark.warehouse.delta import STAGING, Table
-from himalia.spark.warehouse.upkeep import compact, vacuum
+from himalia.spark.delta.maintenance import compact, vacuum
+from himalia.spark.delta.table import STAGING, Table
 
 COLUMNS = """
     topic string, offset bigint, ts timestamp, headers map<string,string>, types array<string>,

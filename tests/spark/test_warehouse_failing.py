@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from himalia.errors import ConfigurationError, TopicNotFound
-from himalia.spark.warehouse.failing import LINE_LENGTH_MAX, first_line, translated
+from himalia.spark.pipeline.errors import LINE_LENGTH_MAX, first_line, translated
 
 WORKER = """
 An exception was thrown from the Python worker:

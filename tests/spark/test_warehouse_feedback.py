@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 
 from himalia.record import Position
-from himalia.spark.warehouse import feedback as module
-from himalia.spark.warehouse.feedback import Feedback, changed
-from himalia.spark.warehouse.server import Server
+from himalia.spark.pipeline.feedback import Feedback, changed
+from himalia.spark.pipeline.server_client import Server
+from himalia.spark.transforms import feedback as module
 from tests.server.identity.callers import write_keys
 from tests.serving import RunningServer
 

@@ -10,9 +10,9 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from himalia.errors import BadQuery, WarehouseLocked, WarehouseNotFound
-from himalia.spark.warehouse.delta import APPLICATION
-from himalia.spark.warehouse.forgetting import forget
-from himalia.spark.warehouse.lock import locked
+from himalia.spark.delta.lock import locked
+from himalia.spark.delta.table import APPLICATION
+from himalia.spark.pipeline.erase import forget
 
 SECRET = "my-secret-payload"
 REQUEST = {"topic": ["kernels.k1"], "epoch": ["e1"]}

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from himalia.errors import ConfigurationError, WarehouseLocked
-from himalia.spark.warehouse.lock import locked
+from himalia.spark.delta.lock import locked
 
 HOLD = """
 import sys
 from pathlib import Path
-from himalia.spark.warehouse.lock import locked
+from himalia.spark.delta.lock import locked
 with locked(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from himalia.spark.connector.ranges import Range
-from himalia.spark.warehouse.plan import Plan, TopicEnd, backlog_of, is_read, planned, until
+from himalia.spark.connector.planning import Range
+from himalia.spark.pipeline.plan import Plan, TopicEnd, backlog_of, is_read, planned, until
 
 ENOUGH = 10**9
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from himalia.spark.warehouse.stopping import Stopping
+from himalia.spark.pipeline.stop_flag import Stopping
 
 DEADLINE_S = 10.0
 

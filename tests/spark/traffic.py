@@ -13,8 +13,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from himalia.jupyter.channels import channel_of
 from himalia.record import Record
-from himalia.spark.connector.columns import ARROW_SCHEMA
-from himalia.spark.pipeline import messages
+from himalia.spark.connector.read import ARROW_SCHEMA
+from himalia.spark.transforms import messages
 
 NOON_US = 1_800_000_000_000_000 - 1_800_000_000_000_000 % 86_400_000_000 + 43_200_000_000
 """Noon of some day, UTC: the time 0 of a ``Teller``."""

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 from deltalake import write_deltalake
 
-from himalia.spark.warehouse.layout import TABLES
+from himalia.spark.delta.tables import TABLES
 
 START = datetime(2026, 11, 16, 2, 3, 4, 123456, tzinfo=UTC)
 KERNEL = "2f1c9a07-5a56-4c0c-8f5a-0d9c1f6f7b11"

@@ -16,8 +16,8 @@ import pytest
 
 from himalia.errors import BadQuery, BadRequest, QueryTooLarge, TableNotFound
 from himalia.tables import worker
-from himalia.tables.process import QueryProcess
 from himalia.tables.worker import Question
+from himalia.tables.worker_client import QueryProcess
 from tests.tables.sample import message, write_table
 
 ENDLESS = "exists (select 1 from generate_series(1, 1000000000000) as t(value) where value < 0)"

@@ -14,7 +14,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from himalia.errors import BadRequest, TableNotFound, WarehouseNotFound
-from himalia.spark.warehouse.layout import TABLES
+from himalia.spark.delta.tables import TABLES
 from himalia.tables import Tables
 from himalia.tables.catalog import CATALOG
 from tests.tables.sample import START, columns_of, execution, message, write_table

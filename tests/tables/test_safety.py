@@ -8,7 +8,7 @@ import pytest
 from deltalake import DeltaTable
 
 from himalia.errors import BadQuery, BadRequest, HimaliaError, QueryTooLarge, TableNotFound
-from himalia.tables import Tables, statements
+from himalia.tables import Tables, query
 from tests.tables.sample import message, write_table
 
 
@@ -123,7 +123,7 @@ def test_what_is_not_a_query_is_refused(
 ) -> None:
     """It is told so in a sentence, and no file has changed or come; by the plan alone as by its first word."""
     if decides != "both":
-        monkeypatch.setattr(statements, "_BEGINNINGS", Anything())
+        monkeypatch.setattr(query, "_BEGINNINGS", Anything())
     out, secret = warehouse.parent / "out", warehouse.parent / "secret.csv"
     before = files(warehouse.parent)
     with pytest.raises((BadQuery, TableNotFound)):

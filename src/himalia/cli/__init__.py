@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _fail(message: str, code: int) -> int:
-    from himalia.cli.output import print_error
+    from himalia.cli.terminal.output import print_error
 
     print_error(message)
     return code

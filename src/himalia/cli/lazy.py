@@ -29,14 +29,14 @@ COMMANDS = (
     "backup",
     "restore",
 )
-"""In the order of the help. The module ``himalia.cli.<name>`` has the command as its ``app``."""
+"""In the order of the help. The module ``himalia.cli.commands.<name>`` has the command as its ``app``."""
 
 
 class LazyGroup(TyperGroup):
     """The commands of ``NAMES``. Help and completion of the whole load them all; running one loads that one."""
 
     NAMES: ClassVar[tuple[str, ...]] = COMMANDS
-    MODULES: ClassVar[str] = "himalia.cli.{}"
+    MODULES: ClassVar[str] = "himalia.cli.commands.{}"
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(self.NAMES)

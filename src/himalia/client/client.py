@@ -24,11 +24,10 @@ from himalia.client.answers import (
     TableSummary,
     TopicSummary,
 )
-from himalia.client.bulk import Bulk
 from himalia.client.connection import Connection
 from himalia.client.discovery import Finder
 from himalia.client.events import Event, Notice, Outgoing, Published
-from himalia.client.publisher import Publisher
+from himalia.client.publisher import Bulk, Publisher
 from himalia.client.subscription import Subscription
 from himalia.errors import BadRequest, Unauthorized
 from himalia.protocol import ClientMessage, Policy
@@ -36,8 +35,7 @@ from himalia.record import Position, Retention
 from himalia.topics import check_name, check_pattern, is_pattern
 
 if TYPE_CHECKING:
-    from himalia.client.kernels import KernelCalls
-    from himalia.client.rest import Rest
+    from himalia.client.rest import KernelCalls, Rest
 
 Start = int | Position | Mapping[str, int | Position]
 
@@ -464,7 +462,7 @@ class Client:
         await self._kernels().answer_input(kernel_id, value)
 
     def _kernels(self) -> KernelCalls:
-        from himalia.client.kernels import KernelCalls
+        from himalia.client.rest import KernelCalls
 
         return KernelCalls(self._calling())
 

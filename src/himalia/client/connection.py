@@ -11,7 +11,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
 from himalia.client.discovery import Address
-from himalia.client.failures import error_from_answer, translating
+from himalia.client.errors import error_from_answer, translating
 from himalia.client.server_proof import connected_socket
 from himalia.errors import ConnectionFailed, HimaliaError, InternalError
 from himalia.protocol import ClientMessage, ServerMessage, encode

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from himalia.client.discovery import Address
-from himalia.client.failures import error_from_answer
+from himalia.client.errors import error_from_answer
 from himalia.errors import ConnectionFailed, ErrorCode, HimaliaError
 from himalia.token_proof import ANSWER_BYTES_MAX, Challenge, is_same_machine, not_proven
 

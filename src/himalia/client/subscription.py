@@ -12,14 +12,14 @@ from typing import Generic, Self, TypeVar, cast
 
 from msgspec.structs import replace
 
-from himalia.client.backoff import Backoff
 from himalia.client.connection import Connection
+from himalia.client.errors import MOMENTARY, error_from
 from himalia.client.events import Disconnected, Dropped, Event, Gap, Notice, Resumed, TopicDeleted
-from himalia.client.failures import MOMENTARY, error_from
-from himalia.client.progress import Progress
+from himalia.client.subscription_state import Progress
 from himalia.errors import BadRequest, ConnectionFailed, ErrorCode, HimaliaError, TopicNotFound
 from himalia.protocol import ClientMessage, ServerMessage, encode
 from himalia.record import Position
+from himalia.retry import Backoff
 
 logger = logging.getLogger("himalia.client")
 

@@ -7,7 +7,7 @@ import signal
 import sys
 
 from himalia.client import Client
-from himalia.demo.notebook import Notebook
+from himalia.demo.runner import Notebook
 from himalia.demo.shop import Shop
 from himalia.errors import HimaliaError
 

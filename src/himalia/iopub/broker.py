@@ -1,14 +1,12 @@
-"""Routing a kernel's IOPub messages to the requests that caused them, and to whoever watches everything.
+"""Routes a kernel's IOPub messages to the requests that caused them, and to subscribers of all messages.
 
 Each message goes to every global subscriber, and then by its parent's id to the request that is registered under it;
 without one it is kept as an orphan for a while. Registering claims the orphans of the request, so it does not matter
 which comes first, the message or the registration.
 
-One lock guards the books. It is not held while sinks and subscribers are called: what a batch has for each of them is
-put into its lane under the lock, and a lane is emptied by one thread at a time. So each gets its messages in order,
-whoever routes or registers meanwhile, and may call the broker back.
-
-A request that is registered for the length of a ``with`` block.
+One lock guards the registry. It is not held while sinks and subscribers are called: what a batch has for each of them
+is put into its queue under the lock, and a queue is emptied by one thread at a time. So each gets its messages in
+order, whichever thread routes or registers meanwhile, and may call the broker back.
 """
 
 from __future__ import annotations

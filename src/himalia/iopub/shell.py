@@ -1,7 +1,4 @@
-"""A ZeroMQ DEALER socket on the event loop, without a task or a thread of its own.
-
-Requests to a kernel and what it replies: its shell, control and stdin sockets, on the event loop.
-"""
+"""Requests to a kernel and its replies: the shell, control and stdin sockets, on the event loop."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Listening to a kernel's IOPub: everything that it publishes, as raw frames.
-
-What raw frames say of a kernel's state: which messages are urgent, and whether the kernel is busy.
-
-Telling a flood of messages from a kernel that says something now and then.
-"""
+"""The keeper's IOPub socket: raw frames, which of them are urgent, and whether the kernel is busy."""
 
 from __future__ import annotations
 

@@ -1,14 +1,11 @@
-"""The command that starts a kernel: its kernelspec's, but for what ipykernel needs to lose nothing.
+"""How a kernel is started: its command, its environment without secrets, and whether its sockets are encrypted.
 
-The environment of a kernel: the server's own, without its secrets.
+CURVE encryption uses keys that only the connection file has; without it IOPub is open to every user of the machine who
+finds its port. Kernels whose kernelspec declares ``metadata.supported_encryption`` take part (ipykernel from 7.4).
 
-Code that prints ``os.environ`` stores all of it in the log, for every reader of the topic. This is no fence: code in a
-kernel runs as the server's user and can read what that user can, ``/proc/<pid>/environ`` of the server included.
-
-Whether a kernel's sockets are encrypted: by CURVE, with keys that only the connection file has.
-
-Without it IOPub is open to every user of the machine who finds its port. Kernels have to take part: those whose
-kernelspec declares ``metadata.supported_encryption`` do (ipykernel from 7.4).
+Code that prints ``os.environ`` stores all of it in the log, for every reader of the topic. Leaving secrets out is no
+fence: code in a kernel runs as the server's user and can read what that user can, ``/proc/<pid>/environ`` of the server
+included.
 """
 
 from __future__ import annotations

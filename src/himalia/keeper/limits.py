@@ -1,7 +1,4 @@
-"""Limits that the operating system holds a kernel to.
-
-How a kernel's process ended, in words that name the likely reason.
-"""
+"""The resource limits of a kernel's process, and how it ended, in words that name the likely reason."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
-"""Where the messages of a kept kernel come in: from its spool, each once and in order.
+"""Reads a kept kernel's spool: each message once, in order, whenever the keeper reports that it grew.
 
-Its keeper is the only one who hears the kernel. What the keeper wrote down has a number, and to go on is to read behind
-the last number that was routed: nothing is missed or repeated, however slow the log is and however late the server.
-
-Following a kept kernel: its spool is read when its keeper says that it grew.
+Only the keeper receives what the kernel publishes. Every message that it wrote has a number, and a server continues
+behind the last number that it routed: nothing is missed or repeated, however slow the log is or late the server.
 """
 
 from __future__ import annotations

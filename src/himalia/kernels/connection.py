@@ -1,9 +1,4 @@
-"""The server's connection to one process of a kernel: what it hears of it, and what it asks it.
-
-The heartbeat: whether a kernel's process answers at all, even while it runs something.
-
-Whether something listens where a connection file says: asked once, before a kernel is attached.
-"""
+"""The server's connection to one process of a kernel: its sockets, its heartbeat, and a probe before attaching."""
 
 from __future__ import annotations
 

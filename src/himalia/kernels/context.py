@@ -1,7 +1,4 @@
-"""What every kernel is given by its host.
-
-Where tracing looks in. The server has an implementation for OpenTelemetry.
-"""
+"""What all kernels of a server share, and the hook for tracing; the server implements it with OpenTelemetry."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ from himalia.keeper.spool_consumer import Bookmark
 from himalia.kernels.connection import check_listening
 from himalia.kernels.context import Parts, RequestTracing
 from himalia.kernels.history import find_request, read_execution
-from himalia.kernels.kernel import TOPIC_PREFIX, Kernel
+from himalia.kernels.kernel import Kernel
 from himalia.kernels.model import HostListener
 from himalia.kernels.recovery import (
     Leftovers,
@@ -53,6 +53,7 @@ from himalia.log.api import Batch
 from himalia.pubsub import PubSubManager
 from himalia.record import now_us
 from himalia.settings import Settings
+from himalia.topics import KERNEL_TOPIC_PREFIX
 
 logger = logging.getLogger("himalia.kernels")
 
@@ -117,7 +118,7 @@ class KernelHost:
             for directory in (self._directory, *self._earlier_directories)
             for found in found_keepers(directory)
         ]
-        known = {TOPIC_PREFIX + directory.name for directory in kept}
+        known = {KERNEL_TOPIC_PREFIX + directory.name for directory in kept}
         topics = [info.name for info in await self._manager.log.topics() if info.name not in known]
         for directory in kept:
             await self._find_again(directory)
@@ -262,7 +263,7 @@ class KernelHost:
 
         ``keeps_json`` for a result that is only to be encoded: see ``OutputFold``.
         """
-        log, topic = self._manager.log, TOPIC_PREFIX + kernel_id
+        log, topic = self._manager.log, KERNEL_TOPIC_PREFIX + kernel_id
         kernel = self.kernels.get(kernel_id)
         start = kernel.runner.offset_of(request_id) if kernel is not None else None
         try:
@@ -353,7 +354,7 @@ class KernelHost:
     async def _attach_again(self, attached: Attached) -> None:
         """A foreign kernel has no spool: what it said meanwhile is lost, and the topic says so."""
         kernel_id = attached.kernel_id
-        topic = TOPIC_PREFIX + kernel_id
+        topic = KERNEL_TOPIC_PREFIX + kernel_id
         try:
             since_us = (await self._manager.log.info(topic)).last_ts_us
             found = await open_requests(self._manager.log, topic)
@@ -394,7 +395,7 @@ class KernelHost:
 
     def _is_forgotten(self, topic: str) -> bool:
         """Whether a topic is of a kernel that is not known here. On a log that is shared it may be another server's."""
-        kernel_id = topic.removeprefix(TOPIC_PREFIX)
+        kernel_id = topic.removeprefix(KERNEL_TOPIC_PREFIX)
         is_known = kernel_id == topic or kernel_id in self.kernels or kernel_id in self._attaching
         return not is_known and self._manager.log.url.startswith("sqlite:")
 

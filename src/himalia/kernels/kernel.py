@@ -38,10 +38,10 @@ from himalia.kernels.scheduler import Runner
 from himalia.kernels.topic_writer import Bridge
 from himalia.log.api import Log
 from himalia.record import Draft, now_us
+from himalia.topics import KERNEL_TOPIC_PREFIX
 
 logger = logging.getLogger("himalia.kernels")
 
-TOPIC_PREFIX = "kernels."
 ASK_AGAIN_S = 0.5
 QUIET_S = 0.15
 """Silence of a kernel that is gone, and has no keeper, which means that everything it said has come."""
@@ -83,7 +83,7 @@ class Kernel:
         settings = parts.settings
         self.id = id
         self.name = name
-        self.topic = TOPIC_PREFIX + id
+        self.topic = KERNEL_TOPIC_PREFIX + id
         self.owner = owner
         """The caller whose kernel it is, as its topic has it."""
         self.end_reason = self.ended_by = ""

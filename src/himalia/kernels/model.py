@@ -1,7 +1,4 @@
-"""What is told of a kernel: its state and what a listing shows.
-
-What happens to kernels: reported by each to its host, and by the host to the server.
-"""
+"""A kernel as listings show it, and the callbacks by which kernels report to their host, and the host to the server."""
 
 from __future__ import annotations
 

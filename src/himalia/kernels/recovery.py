@@ -1,6 +1,4 @@
-"""What a server that comes back finds in a kernel's topic: the requests that nobody has closed.
-
-Kernels that are gone when a server starts: what they left is stored, then their requests are closed.
+"""Recovery when a server starts: requests left open in a kernel's topic, and kernels that are gone.
 
 A keeper that ends by itself leaves its spool and the kernel's exit code, and so does one that is killed, without the
 code. Both stay on disk until all of it is committed, however late a server comes and however often it is killed.
@@ -43,12 +41,12 @@ from himalia.keeper.limits import exit_reason
 from himalia.keeper.spool import Spooled
 from himalia.keeper.spool_consumer import SPOOL_WAS_FULL, Bookmark, Intake
 from himalia.kernels.history import last_iopub
-from himalia.kernels.kernel import TOPIC_PREFIX
 from himalia.kernels.topic_writer import Bridge
 from himalia.log.api import Batch, Log
 from himalia.pubsub import PubSubManager
 from himalia.record import Draft, Record
 from himalia.settings import Settings
+from himalia.topics import KERNEL_TOPIC_PREFIX
 
 CHUNK = 4000
 
@@ -239,7 +237,7 @@ class Leftovers:
             try:
                 if is_forgotten(topic):
                     reason = "nothing was left of it when the server came back"
-                    await self._close(topic.removeprefix(TOPIC_PREFIX), reason, None)
+                    await self._close(topic.removeprefix(KERNEL_TOPIC_PREFIX), reason, None)
             except HimaliaError as error:
                 logger.warning("%s cannot be closed: %s", topic, error)
 
@@ -264,7 +262,7 @@ class Leftovers:
 
     async def _bookmark(self, directory: Path) -> Bookmark | None:
         """Where to read on; None if there is neither a topic nor anything to put into one."""
-        topic = TOPIC_PREFIX + directory.name
+        topic = KERNEL_TOPIC_PREFIX + directory.name
         try:
             return await bookmark_in(self._manager.log, topic)
         except TopicNotFound:
@@ -284,7 +282,7 @@ class Leftovers:
         limit = self._settings.kernel_message_bytes_max
         bridge = Bridge(
             self._manager.publish,
-            TOPIC_PREFIX + kernel_id,
+            KERNEL_TOPIC_PREFIX + kernel_id,
             kernel_id,
             bytes_max=self._settings.kernel_buffer_bytes,
         )
@@ -318,7 +316,7 @@ class Leftovers:
 
     async def _close(self, kernel_id: str, reason: str, exit_: KernelExit | None) -> None:
         """Close what a kernel that is gone left open, and say that it is gone, unless that is said already."""
-        topic = TOPIC_PREFIX + kernel_id
+        topic = KERNEL_TOPIC_PREFIX + kernel_id
         if await has_ended(self._manager.log, topic):
             return
         drafts = [

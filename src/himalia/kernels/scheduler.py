@@ -1,9 +1,7 @@
-"""Giving a kernel its requests, one at a time, and closing each with its named status.
+"""Sends requests to a kernel one at a time, by priority, and closes each with its named status.
 
-One at a time, because what the kernel has taken can no longer be overtaken or withdrawn: priorities and cancelling
+One at a time, because what the kernel has received can no longer be overtaken or withdrawn: priorities and cancelling
 work on what is still here. Everything that happens to a request is in the kernel's topic.
-
-Requests that wait for their kernel: the highest priority first, else in the order they came.
 """
 
 from __future__ import annotations

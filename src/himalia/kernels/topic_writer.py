@@ -1,10 +1,8 @@
-"""A kernel's way into its topic: everything it says, in the order it came, each once.
+"""Writes a kernel's messages to its topic, in order and exactly once.
 
-The bridge is a subscriber that may not drop. It buffers while the log is slow or unwell, up to a limit in bytes.
-Beyond it, it takes nothing more until half of that is stored: the kernel's spool is read no further meanwhile. Where
-there is no spool, what was missed is counted and told, for a record of the gap.
-
-Saying the same thing again only now and then.
+The topic writer is a subscriber that may not drop. It buffers while the log is slow or unavailable, up to a limit in
+bytes. Beyond the limit it accepts nothing until half of that is stored, and the kernel's spool is not read meanwhile.
+Where there is no spool, dropped messages are counted and reported, for a record of the gap.
 """
 
 from __future__ import annotations

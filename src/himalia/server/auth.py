@@ -1,7 +1,4 @@
-"""Who calls, as FastAPI sees it: every REST route that needs a right says so in its signature.
-
-Rights on one topic, where the topic's owner counts too: the log knows it.
-"""
+"""The caller of a request, as FastAPI routes declare it, and rights on one topic, where its owner counts too."""
 
 from __future__ import annotations
 

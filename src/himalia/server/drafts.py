@@ -7,7 +7,7 @@ from himalia.protocol import Message, encode
 from himalia.record import Draft
 from himalia.server.identity import Principal, Right
 from himalia.settings import Settings
-from himalia.topics import AUDIT_TOPIC, check_name
+from himalia.topics import AUDIT_TOPIC, KERNEL_TOPIC_PREFIX, check_name
 
 TOPICS_REMEMBERED_MAX = 1000
 STAMPS_REMEMBERED_MAX = 100
@@ -46,7 +46,7 @@ class Drafter:
         if topic == AUDIT_TOPIC:
             raise Forbidden(f"{topic!r} is reserved: only the server writes its audit trail", topic=topic)
         self._principal.require(Right.PUBLISH, topic)
-        if topic.startswith("kernels."):
+        if topic.startswith(KERNEL_TOPIC_PREFIX):
             raise Forbidden(f"{topic!r} is reserved: only a kernel's own output goes there", topic=topic)
         if topic.startswith("pipeline."):
             self._principal.require(Right.MANAGE, topic)

@@ -35,7 +35,6 @@ T = TypeVar("T")
 
 logger = logging.getLogger("himalia.server")
 
-TOPIC_PREFIX = "kernels."
 CONNECTION_FILE_BYTES_MAX = 64 * 1024
 ANSWER_WITHIN_S = 10.0
 """How long each may take to answer, of all that have a connection file: what listens may be something else."""

@@ -65,7 +65,7 @@ LOOKED_UP = (
 """Classes in the JVM that PySpark asks for by name at every step, and that are looked for in all jars each time."""
 
 # Not on a cluster, which may get this package from the driver with the first task: too late for a daemon.
-ON_ONE_MACHINE = {"spark.python.daemon.module": "himalia.spark.daemon"}
+ON_ONE_MACHINE = {"spark.python.daemon.module": "himalia.spark.worker_daemon"}
 
 
 def start_session(

@@ -9,8 +9,8 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from himalia.errors import BadQuery, TableNotFound
-from himalia.tables.failures import FileVanished, translating
-from himalia.tables.statements import Statement
+from himalia.tables.errors import FileVanished, translating
+from himalia.tables.query import Statement
 
 if TYPE_CHECKING:
     from arro3.core import RecordBatch, RecordBatchReader, Schema

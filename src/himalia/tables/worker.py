@@ -19,7 +19,7 @@ import msgspec
 
 from himalia.errors import ErrorCode, HimaliaError
 from himalia.tables.result import Result, rows_of
-from himalia.tables.warehouse import Tables
+from himalia.tables.tables import Tables
 
 logger = logging.getLogger("himalia.tables")
 

@@ -28,7 +28,7 @@ from himalia.log.sqlite.errors import corrupt
 from himalia.log.sqlite.recovery import Recovery
 from himalia.log.transaction import Era, Group, Staged, TopicState, World
 from himalia.record import Retention
-from himalia.topics import AUDIT_TOPIC
+from himalia.topics import AUDIT_TOPIC, KERNEL_TOPIC_PREFIX
 
 PRODUCERS_REMEMBERED = 65_536
 PROBE_BYTES = 65_536
@@ -372,7 +372,7 @@ def load_ids(store: Store, world: World, clock: LogClock) -> None:
     for state in world.topics.values():
         if state.age_us(state.end - 1, state.last_ts_us, shift_us) <= cutoff_us:
             continue
-        is_own = state.name == AUDIT_TOPIC or state.name.startswith("kernels.")
+        is_own = state.name == AUDIT_TOPIC or state.name.startswith(KERNEL_TOPIC_PREFIX)
         for id, offset, ts_us, headers in store.newest_ids(state.id, ids.ids_max):
             # Not later than now: the times of a topic that was dated wrongly say nothing.
             stored_us = min(state.age_us(offset, ts_us, shift_us), age_us)

@@ -1,7 +1,4 @@
-"""What looks at a request before the application does, and at every answer after it.
-
-An HTTP request ends when the credential that let it in does: the key was removed, the token expired.
-"""
+"""What looks at a request before the application: host, origin, key. A request ends when its credential does."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What lets a caller in, and may end: a key, the token, a session, a JSON Web Token.
-
-Why a caller was not let in.
-"""
+"""What lets a caller in, what may end it, and why a caller was not let in."""
 
 from __future__ import annotations
 

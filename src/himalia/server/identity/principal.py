@@ -1,7 +1,4 @@
-"""Who calls, and what it may do: rights on topic patterns, and limits of one caller.
-
-Rights and limits as the keys file and tokens write them: lists of topic patterns, and a table of numbers.
-"""
+"""A caller: its qualified name, rights and limits, and how the keys file and tokens write these."""
 
 from __future__ import annotations
 

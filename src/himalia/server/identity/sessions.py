@@ -1,6 +1,6 @@
 """Browser sessions: made by signing in, kept beside the log as hashes, so that they survive a restart of the server.
 
-How often a caller may sign in: each time is a session, a write to disk and two records of the audit trail.
+Each sign-in costs a session, a write to disk and two records of the audit trail, so they are limited by caller.
 """
 
 from __future__ import annotations

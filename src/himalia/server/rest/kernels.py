@@ -17,7 +17,6 @@ from himalia.errors import BadRequest, Forbidden, ShuttingDown
 from himalia.record import format_ts
 from himalia.server.auth import SECURITY, Caller, TheBroker, has_right, require_right
 from himalia.server.context import Broker
-from himalia.server.hosting import TOPIC_PREFIX
 from himalia.server.identity import Principal, Right
 from himalia.server.observe.audit import AuditEvent
 from himalia.server.rest.kernel_models import (
@@ -36,14 +35,14 @@ from himalia.server.rest.kernel_models import (
     SkippedBody,
     StartKernelRequest,
 )
-from himalia.topics import check_name
+from himalia.topics import KERNEL_TOPIC_PREFIX, check_name
 
 if TYPE_CHECKING:
     from himalia.iopub.result import ExecutionResult
     from himalia.kernels.kernel import Kernel
 
 JSON = "application/json"
-_ANY_TOPIC = f"{TOPIC_PREFIX}{uuid4()}"
+_ANY_TOPIC = f"{KERNEL_TOPIC_PREFIX}{uuid4()}"
 """The topic of a kernel that is yet to be: only a pattern can give a right on it."""
 
 
@@ -292,7 +291,7 @@ async def answer_input(body: InputRequest, broker: TheBroker, caller: Caller, ke
 def _topic(broker: Broker, kernel_id: str) -> str:
     if "." in kernel_id:
         raise BadRequest(f"{kernel_id[:80]!r} is not a kernel's id")
-    return check_name(TOPIC_PREFIX + kernel_id, broker.settings.topic_length_max)
+    return check_name(KERNEL_TOPIC_PREFIX + kernel_id, broker.settings.topic_length_max)
 
 
 async def _kernel(broker: Broker, caller: Principal, kernel_id: str, right: Right) -> Kernel:

@@ -1,7 +1,4 @@
-"""REST: reading a topic's records as JSON, NDJSON or Arrow, streamed in chunks whatever their number.
-
-Working one step ahead of whoever takes the results.
-"""
+"""REST: reading a topic's records as JSON, NDJSON or Arrow, streamed in chunks whatever their number."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Which query of a table may run next: few at a time in all, fewer of one caller.
-
-Reading tables for a server: few queries at a time, each bounded and in a process of its own.
-"""
+"""Queries of tables: few at a time, fewer per caller, each in a process of its own with bounded memory and time."""
 
 from __future__ import annotations
 
@@ -13,9 +10,9 @@ from pathlib import Path
 
 from himalia.errors import HimaliaError, QueryTooLarge, RateLimited, ShuttingDown, WarehouseNotFound
 from himalia.server.identity import Principal
-from himalia.tables.process import QueryProcess
-from himalia.tables.warehouse import Tables
+from himalia.tables.tables import Tables
 from himalia.tables.worker import Question
+from himalia.tables.worker_client import QueryProcess
 
 WAITING_MAX = 16
 """Queries of one caller that may wait for a slot."""

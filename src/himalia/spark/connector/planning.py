@@ -1,17 +1,26 @@
-"""From what was asked and what the topics hold to the ranges of a batch. Pure: no I/O.
-
-Where records are gone, these functions say so in ``losses``, in sentences, and go on with what is there; whether that
-is an error is for the caller to decide.
-"""
+"""Plans a read: from options and pushed filters to ranges of offsets, grouped into partitions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from pyspark.sql.datasource import (
+    EqualNullSafe,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    LessThan,
+    LessThanOrEqual,
+    StringStartsWith,
+)
 
 from himalia.errors import BadRequest
 from himalia.spark.connector.options import EARLIEST, LATEST, At, ReadOptions
-from himalia.spark.connector.ranges import Range
 from himalia.topics import matches
 
 
@@ -105,3 +114,121 @@ def _placed(state: TopicState, at: At, losses: list[str]) -> int:
     if at.offset > state.end:
         losses.append(f"topic {state.name!r} ends at offset {state.end}, before offset {at.offset}")
     return at.offset
+
+
+RANGE_COST = 250
+"""What asking for one more range costs, in records."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """The records of a topic from ``start`` up to, but not including, ``stop``."""
+
+    topic: str
+    epoch: str
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return max(0, self.stop - self.start)
+
+
+def grouped(ranges: Iterable[Range], *, records_max: int, groups_min: int) -> list[list[Range]]:
+    """The ranges in groups for one task each: long ranges are cut, short ones put together.
+
+    Groups have about as many records as each other, and at most ``records_max``; fewer where there are many ranges.
+    There are at least ``groups_min`` groups if there are that many records.
+    """
+    wanted = [each for each in ranges if len(each)]
+    total = sum(len(each) for each in wanted)
+    count = max(min(groups_min, total), -(-total // records_max))
+    groups: list[list[Range]] = []
+    room = 0
+    for each in wanted:
+        start = each.start
+        while start < each.stop:
+            if not room or len(groups[-1]) * RANGE_COST >= records_max:
+                room = total * (len(groups) + 1) // count - total * len(groups) // count
+                groups.append([])
+            stop = min(each.stop, start + room)
+            groups[-1].append(Range(each.topic, each.epoch, start, stop))
+            room -= stop - start
+            start = stop
+    return groups
+
+
+TICK = timedelta(microseconds=1)
+
+
+@dataclass(frozen=True)
+class Narrowed:
+    """What the filters leave: each bound is inclusive below and exclusive above; None is no bound."""
+
+    topics: frozenset[str] | None = None
+    topic_prefix: str = ""
+    offset_min: int | None = None
+    offset_stop: int | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+
+    def has_topic(self, name: str) -> bool:
+        return (self.topics is None or name in self.topics) and name.startswith(self.topic_prefix)
+
+
+def narrowed(filters: Sequence[Filter]) -> Narrowed:
+    """What is left when all of the filters hold. Those that do not help are passed over."""
+    found = Narrowed()
+    for each in filters:
+        column = getattr(each, "attribute", ())
+        if column == ("topic",):
+            found = _by_topic(found, each)
+        elif column == ("offset",):
+            low, stop = _bounds(each, int, 1)
+            found = replace(
+                found, offset_min=_higher(found.offset_min, low), offset_stop=_lower(found.offset_stop, stop)
+            )
+        elif column == ("timestamp",):
+            low, stop = _bounds(each, datetime, TICK)
+            found = replace(found, since=_higher(found.since, low), until=_lower(found.until, stop))
+    return found
+
+
+def _by_topic(found: Narrowed, each: Filter) -> Narrowed:
+    match each:
+        case EqualTo(value=str(name)) | EqualNullSafe(value=str(name)):
+            names = frozenset([name])
+        case In(value=listed):
+            names = frozenset(name for name in listed if isinstance(name, str))
+        case StringStartsWith(value=prefix) if prefix.startswith(found.topic_prefix):
+            return replace(found, topic_prefix=prefix)
+        case _:
+            return found
+    return replace(found, topics=names if found.topics is None else found.topics & names)
+
+
+def _bounds(each: Filter, kind: type, tick: Any) -> tuple[Any, Any]:
+    """The lowest value that a filter on one column lets through, and the first above all of them."""
+    match each:
+        case EqualTo(value=value) | EqualNullSafe(value=value) if isinstance(value, kind):
+            return value, value + tick
+        case In(value=listed):
+            values: list[Any] = [value for value in listed if isinstance(value, kind)]
+            return (min(values), max(values) + tick) if values else (None, None)
+        case GreaterThan(value=value) if isinstance(value, kind):
+            return value + tick, None
+        case GreaterThanOrEqual(value=value) if isinstance(value, kind):
+            return value, None
+        case LessThan(value=value) if isinstance(value, kind):
+            return None, value
+        case LessThanOrEqual(value=value) if isinstance(value, kind):
+            return None, value + tick
+        case _:
+            return None, None
+
+
+def _higher(one: Any, other: Any) -> Any:
+    return max((bound for bound in (one, other) if bound is not None), default=None)
+
+
+def _lower(one: Any, other: Any) -> Any:
+    return min((bound for bound in (one, other) if bound is not None), default=None)

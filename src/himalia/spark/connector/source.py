@@ -11,12 +11,11 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from himalia.spark.connector.columns import READ_SCHEMA, check_schema
-from himalia.spark.connector.failing import in_one_sentence
+from himalia.spark.connector.errors import in_one_sentence
 from himalia.spark.connector.options import read_options
-from himalia.spark.connector.reading import batch_reader
-from himalia.spark.connector.streaming import StreamReader
-from himalia.spark.connector.writing import BatchWriter, StreamWriter
+from himalia.spark.connector.read import READ_SCHEMA, batch_reader, check_schema
+from himalia.spark.connector.stream import StreamReader
+from himalia.spark.connector.write import BatchWriter, StreamWriter
 
 
 class HimaliaDataSource(DataSource):

@@ -1,65 +1,45 @@
-"""The table ``errors``: per error name and hour, how often it ended an execution, and the last example.
-
-==================== =================================================================================
-column
-==================== =================================================================================
-ename                the error's name; ``unknown`` where the kernel told none
-hour_start           the beginning of the hour in which the executions finished
-count                executions that ended with it
-last_evalue, last_kernel_id, last_request_id, last_ts    the last of them
-kernels              the kernels, sorted
-hour                 ``2026-11-16T02``; the table is partitioned by it
-==================== =================================================================================
-"""
+"""What went wrong in a batch: our own errors, found again in what Spark says of them."""
 
 from __future__ import annotations
 
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
+import re
 
-from himalia.spark.pipeline.topic_activity import hour_of
+from himalia import errors
+from himalia.errors import ConfigurationError, HimaliaError
+
+# As a worker's traceback names it; the sentence is on the same line.
+_OURS = re.compile(r"himalia\.errors\.(\w+): ([^\n]+)")
+_MISSING = re.compile(r"^ModuleNotFoundError: No module named '([\w.]+)'", re.MULTILINE)
+_TRACEBACK = "Traceback (most recent call last):\n"
+_CALLING = re.compile(r"An error occurred while calling \S+\n: ")
+LINE_LENGTH_MAX = 500
 
 
-def partial(executions: DataFrame) -> DataFrame:
-    """What a batch of closed ``executions`` adds to the table."""
-    return _summed(
-        executions.where(F.col("status") == "error").select(
-            F.coalesce("ename", F.lit("unknown")).alias("ename"),
-            F.date_trunc("hour", "finished").alias("hour_start"),
-            F.lit(1).cast("bigint").alias("count"),
-            F.col("evalue").alias("last_evalue"),
-            F.col("kernel_id").alias("last_kernel_id"),
-            F.col("request_id").alias("last_request_id"),
-            F.col("finished").alias("last_ts"),
-            F.array("kernel_id").alias("kernels"),
+def translated(error: Exception) -> HimaliaError | None:
+    """The error of ours behind an exception; None if it is none."""
+    if isinstance(error, HimaliaError):
+        return error
+    if missing := _MISSING.search(str(error)):
+        return ConfigurationError(
+            f"the Python of Spark's executors lacks the module {missing[1]!r}: they need pyspark and pyarrow; "
+            "the environment variable PYSPARK_PYTHON names the Python that they use"
         )
-    )
+    found = _OURS.search(str(error))
+    kind = getattr(errors, found[1], None) if found else None
+    if found is None or not (isinstance(kind, type) and issubclass(kind, HimaliaError)):
+        return None
+    made = kind.__new__(kind)
+    # Past the class's own __init__: the sentence is written already.
+    HimaliaError.__init__(made, found[2].strip())
+    return made
 
 
-def merged(existing: DataFrame, partial: DataFrame) -> DataFrame:
-    """Rows of the table and of a batch, together."""
-    return _summed(existing.unionByName(partial).drop("hour"))
-
-
-def _summed(rows: DataFrame) -> DataFrame:
-    # The greatest of these is the last; of two at one time it is always the same one.
-    last = F.struct("last_ts", "last_kernel_id", "last_request_id", "last_evalue")
-    return (
-        rows.groupBy("ename", "hour_start")
-        .agg(
-            F.sum("count").alias("count"),
-            F.max(last).alias("last"),
-            F.sort_array(F.array_distinct(F.flatten(F.collect_list("kernels")))).alias("kernels"),
-        )
-        .select(
-            "ename",
-            "hour_start",
-            "count",
-            "last.last_evalue",
-            "last.last_kernel_id",
-            "last.last_request_id",
-            "last.last_ts",
-            "kernels",
-            hour_of(F.col("hour_start")).alias("hour"),
-        )
-    )
+def first_line(error: Exception) -> str:
+    """What an exception says, as far as it fits into a sentence: of a worker's traceback, the line below it."""
+    _, is_of_worker, said = _CALLING.sub("", str(error)).rpartition(_TRACEBACK)
+    lines = [
+        line.strip()
+        for line in said.splitlines()
+        if line.strip() and not (is_of_worker and line[0].isspace())
+    ]
+    return (lines[0] if lines else type(error).__name__)[:LINE_LENGTH_MAX]

@@ -1,0 +1,100 @@
+"""``himalia tail``: follow a topic or pattern."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from himalia.cli.options import Json, Token, Url, connect, make_app, run
+from himalia.cli.process.signals import until_the_reader_leaves
+from himalia.cli.terminal.output import abandon_stdout, event_printer, print_notice
+from himalia.cli.terminal.units import parse_since
+from himalia.client.events import Event
+
+app = make_app()
+
+
+@app.command("tail")
+def tail(
+    pattern: Annotated[str, typer.Argument(help="A topic, or a pattern: 'orders.*', 'orders.>'.")],
+    last: Annotated[int | None, typer.Option("--last", help="Begin with the last so many.", min=0)] = None,
+    start: Annotated[
+        int | None, typer.Option("--from", help="Begin at this offset; wait for one beyond the end.", min=0)
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option("--since", help="Begin at a time (ISO 8601, seconds since 1970) or an age: 10m."),
+    ] = None,
+    filter: Annotated[
+        str | None, typer.Option("--filter", help="Only records for which this CEL holds.")
+    ] = None,
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            "--policy",
+            help="When this command is too slow: drop_oldest, disconnect, lossless.",
+            metavar="drop_oldest|disconnect|lossless",
+        ),
+    ] = None,
+    limit: Annotated[int | None, typer.Option("--limit", help="Records it may fall behind.", min=1)] = None,
+    count: Annotated[int | None, typer.Option("--count", help="Stop after so many.", min=1)] = None,
+    url: Url = None,
+    token: Token = None,
+    json: Json = False,
+) -> None:
+    """Print the records of a topic or pattern as they come, until Ctrl-C.
+
+    Reconnects by itself and goes on where it was. What was dropped or is missing is said on stderr.
+
+    Examples:
+
+        himalia tail orders --last 10
+
+        himalia tail 'orders.>' --since 10m --filter 'message.payload.total > 100'
+
+        himalia tail orders --from 0 --json --count 100
+    """
+    if sum(given is not None for given in (last, start, since)) > 1:
+        raise typer.BadParameter("give one of --last, --from and --since, not several")
+    if policy not in (None, "drop_oldest", "disconnect", "lossless"):
+        raise typer.BadParameter(f"--policy {policy!r} is not one of drop_oldest, disconnect, lossless")
+    options: dict[str, Any] = {
+        "last_n": last,
+        "from_": start,
+        "since": None if since is None else parse_since(since),
+        "filter": filter,
+        "policy": policy,
+        "limit": limit,
+    }
+    try:
+        run(until_the_reader_leaves(_follow(url, token, pattern, options, event_printer(json=json), count)))
+    except BrokenPipeError:
+        abandon_stdout()
+    except KeyboardInterrupt:
+        pass
+
+
+async def _follow(
+    url: str | None,
+    token: str | None,
+    pattern: str,
+    options: dict[str, Any],
+    show: Callable[[Event], None],
+    count: int | None,
+) -> None:
+    async with (
+        connect(url, token) as client,
+        client.subscribe(pattern, notices=True, client_id=f"tail-{uuid.uuid4()}", **options) as items,
+    ):
+        shown = 0
+        async for item in items:
+            if not isinstance(item, Event):
+                print_notice(item)
+                continue
+            show(item)
+            shown += 1
+            if shown == count:
+                return

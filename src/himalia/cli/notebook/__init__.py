@@ -1,0 +1,1 @@
+"""``himalia run``: code and notebooks on a kernel."""

@@ -1,0 +1,1 @@
+"""Processes and signals: what ``himalia up`` starts, and how commands stop."""

@@ -1,0 +1,1 @@
+"""Delta tables: Parquet files that Spark writes, committed by ``deltalake``."""

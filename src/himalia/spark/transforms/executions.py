@@ -1,0 +1,93 @@
+"""The table ``executions``: one row per request to run code.
+
+================ ====================================================================================
+column
+================ ====================================================================================
+kernel_id, topic, epoch, request_id    which; the request's id is its Jupyter ``msg_id``
+code             what was asked for
+status           ``ok``, ``error``, ``aborted``, ``died``, ``timeout``, ``cancelled``, ``stale``, ``running``
+reason           why it was closed with this status, in words, where there is more to say
+execution_count  the kernel's own number of it
+queued           when it was queued or, if it was not, sent; null if another client made it
+started          when the kernel first said that it is busy with it
+finished         the time of the record that closed it
+queue_ms         from queued to started
+run_ms           from busy to idle by the kernel's own clock; from started to finished where that clock is
+                 not plausible, see ``himalia.jupyter.duration``
+messages         messages of IOPub up to the close; ``*_messages`` of them by channel
+stdout, stderr   what it printed: whole up to 64 KiB, else the beginning, a marker and the end
+stdout_bytes, stderr_bytes    how much that was
+first_offset, last_offset    its first and last record up to the close: there the whole is
+result_types     MIME types of its results and displays, sorted
+ename, evalue    the last error it published, else the one it replied with
+username, session    of who asked
+is_foreign       another client than Himalia made it
+is_running       it is not closed; the table is partitioned by this
+date             the day of its first record, UTC; the table is partitioned by this
+================ ====================================================================================
+
+A row is written when its request closes, and never changes. Those that are open are replaced with each batch.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from himalia.spark.transforms import bounded_text, requests
+from himalia.spark.transforms.iopub import IOPUB_CHANNELS, kernel_of
+
+TOLERANCE_US = 1_000_000
+"""As in ``himalia.jupyter.duration``, which this package does not import: executors have no kernels."""
+
+
+def executions(merged: DataFrame) -> DataFrame:
+    """The rows of the requests that closed in this batch, and of all that are open after it."""
+    queued, started, finished = "coalesce(sums.queued_us, sums.sent_us)", "sums.started_us", "life.closed_us"
+    counts = [f"sums.{channel}_messages" for channel in IOPUB_CHANNELS]
+    decided = merged.where(F.col("verdict").isin(requests.CLOSED, requests.RUNNING))
+    return decided.selectExpr(
+        f"{kernel_of('topic')} as kernel_id",
+        "topic",
+        "epoch",
+        "request_id",
+        "coalesce(sums.code, '') as code",
+        "coalesce(status, 'running') as status",
+        "coalesce(reason, '') as reason",
+        "sums.execution_count",
+        f"timestamp_micros({queued}) as queued",
+        f"timestamp_micros({started}) as started",
+        f"timestamp_micros({finished}) as finished",
+        f"{_ms(queued, started)} as queue_ms",
+        f"{_run_ms(queued, started, finished)} as run_ms",
+        f"{' + '.join(counts)} as messages",
+        *counts,
+        *(f"{bounded_text.shown(f'sums.{name}')} as {name}" for name in requests.STREAMS),
+        *(f"sums.{name}.bytes as {name}_bytes" for name in requests.STREAMS),
+        "sums.first_offset",
+        "sums.last_offset",
+        "sums.mime_types as result_types",
+        "sums.error.ename",
+        "sums.error.evalue",
+        "sums.username",
+        "sums.session",
+        "not (life.is_queued or life.is_sent) as is_foreign",
+        "life.closed_us is null as is_running",
+        "to_date(timestamp_micros(sums.first_us)) as date",
+    )
+
+
+def _run_ms(asked_us: str, started_us: str, closed_us: str) -> str:
+    """How long it ran, by the rule of ``himalia.jupyter.duration``."""
+    is_plausible = f"""
+        busy_header_us <= idle_header_us
+        and busy_header_us >= coalesce({asked_us}, {started_us}) - {TOLERANCE_US}
+        and idle_header_us <= {closed_us} + {TOLERANCE_US}
+    """
+    ran = f"if({is_plausible}, (idle_header_us - busy_header_us) / 1000, {_ms(started_us, closed_us)})"
+    return f"if({started_us} is null or {closed_us} is null, null, {ran})"
+
+
+def _ms(start_us: str, end_us: str) -> str:
+    """A span in milliseconds. What came before its request appeared may have begun before it was queued: 0 then."""
+    return f"if({start_us} is null or {end_us} is null, null, greatest({end_us} - {start_us}, 0) / 1000)"

@@ -1,0 +1,127 @@
+"""The table ``iopub``: every record of a kernel's topic, decoded.
+
+Beside the messages of IOPub these are the requests and replies that passed through Himalia and its own events, since
+they tell where a request begins and ends; ``channel`` says which is which.
+
+================ ====================================================================================
+column
+================ ====================================================================================
+topic, epoch, offset, ts, id, date    as in ``messages``
+kernel_id        the kernel
+channel          ``status``, ``execution``, ``stream``, ``display``, ``comm``: IOPub, by type, as the live
+                 broker routes; ``shell``, ``stdin``, ``control``: requests and replies; ``kernel``: events
+msg_type         as Jupyter has it, or ``kernel_event``
+parent_id        the request that caused it; empty if none did
+session, username    of the message's own header
+execution_state  of ``status``: busy, idle, starting
+execution_count  of ``execute_input``, ``execute_result``, ``execute_reply``, ``request_closed``
+stream_name, text    of ``stream``
+code             of ``execute_request``, ``execute_input``, ``request_queued``
+ename, evalue, traceback    of ``error``, and of a reply that is one
+mime_types       of ``execute_result``, ``display_data``, ``update_display_data``: the types offered, sorted
+display_id       of displays that can be updated
+comm_id          of ``comm_*``
+event            of ``kernel_event``: started, died, request_queued, ...
+status, reason   of replies and of ``request_closed``; an event's reason
+malformed        the payload is not a Jupyter message; what could not be read is null
+payload_bytes    size of the payload
+parent_session, parent_username    of the header of the request that caused it: who asked
+header_ts        the date in the message's own header: the kernel's clock
+================ ====================================================================================
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from himalia.topics import KERNEL_TOPIC_PREFIX
+
+"""What a kernel's topic begins with; the rest is the kernel's id."""
+
+IOPUB_CHANNELS = ("status", "execution", "stream", "display", "comm")
+
+CHANNELS = {
+    "status": ("status",),
+    "stream": ("stream",),
+    "display": ("display_data", "update_display_data", "clear_output"),
+    "comm": ("comm_open", "comm_msg", "comm_close"),
+    "shell": ("execute_request", "execute_reply"),
+    "kernel": ("kernel_event",),
+}
+"""Where a record goes by its type; every type that is not here goes to the execution channel."""
+
+_PAYLOAD = """
+    header struct<msg_type: string, session: string, username: string, date: string>,
+    parent_header struct<msg_id: string, session: string, username: string>,
+    content struct<
+        execution_state: string, execution_count: bigint, name: string, text: string, code: string,
+        ename: string, evalue: string, traceback: array<string>, data: map<string, string>,
+        transient: struct<display_id: string>, comm_id: string, event: string, status: string, reason: string
+    >,
+    malformed string
+"""
+_PARSING = {"columnNameOfCorruptRecord": "malformed", "maxStringLen": str(2**31 - 1)}
+_WITH_DATA = ("execute_result", "display_data", "update_display_data")
+
+
+def iopub(messages: DataFrame) -> DataFrame:
+    """Rows of ``iopub``, of rows of ``messages``; those of other topics are passed over."""
+    parsed = messages.where(F.col("topic").startswith(KERNEL_TOPIC_PREFIX)).withColumn(
+        "said", F.from_json("payload", _PAYLOAD, _PARSING)
+    )
+    content = F.col("said.content")
+    msg_type = F.coalesce(_header("msg_type"), F.col("said.header.msg_type"))
+    return parsed.select(
+        "topic",
+        "epoch",
+        "offset",
+        "ts",
+        "id",
+        F.expr(kernel_of("topic")).alias("kernel_id"),
+        F.coalesce(_header("channel"), channel_of(msg_type)).alias("channel"),
+        msg_type.alias("msg_type"),
+        F.coalesce(F.col("headers")["parent_id"], F.col("said.parent_header.msg_id"), F.lit("")).alias(
+            "parent_id"
+        ),
+        F.coalesce(_header("session"), F.col("said.header.session")).alias("session"),
+        F.coalesce(_header("username"), F.col("said.header.username")).alias("username"),
+        content["execution_state"].alias("execution_state"),
+        content["execution_count"].alias("execution_count"),
+        F.when(msg_type == "stream", content["name"]).alias("stream_name"),
+        F.when(msg_type == "stream", content["text"]).alias("text"),
+        content["code"].alias("code"),
+        content["ename"].alias("ename"),
+        content["evalue"].alias("evalue"),
+        content["traceback"].alias("traceback"),
+        F.when(msg_type.isin(*_WITH_DATA), F.sort_array(F.map_keys(content["data"]))).alias("mime_types"),
+        content["transient"]["display_id"].alias("display_id"),
+        content["comm_id"].alias("comm_id"),
+        F.when(msg_type == "kernel_event", content["event"]).alias("event"),
+        content["status"].alias("status"),
+        content["reason"].alias("reason"),
+        (content.isNull() | F.col("said.malformed").isNotNull()).alias("malformed"),
+        F.octet_length("payload").cast("bigint").alias("payload_bytes"),
+        "date",
+        F.col("said.parent_header.session").alias("parent_session"),
+        F.col("said.parent_header.username").alias("parent_username"),
+        F.expr("try_cast(said.header.date as timestamp)").alias("header_ts"),
+    )
+
+
+def kernel_of(topic: str) -> str:
+    """The kernel whose topic this is, as SQL."""
+    return f"substring({topic}, {len(KERNEL_TOPIC_PREFIX) + 1})"
+
+
+def channel_of(msg_type: Column) -> Column:
+    """Where a message goes by its type alone, for a record whose headers do not say."""
+    chosen = F.when(F.lit(False), "")
+    for channel, types in CHANNELS.items():
+        chosen = chosen.when(msg_type.isin(*types), channel)
+    return chosen.otherwise("execution")
+
+
+def _header(name: str) -> Column:
+    """A header of the record; null if it is missing or empty."""
+    return F.nullif(F.col("headers")[name], F.lit(""))

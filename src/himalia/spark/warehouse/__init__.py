@@ -1,1 +1,0 @@
-"""The warehouse: Delta tables that Spark fills batch by batch, each row exactly once."""
