@@ -542,7 +542,7 @@ async def test_forged_events_in_a_spool_are_refused(hosting: Hosting) -> None:
 
 def test_what_readers_tell_events_by_is_reserved() -> None:
     """Every type that the page or the pipeline takes for something of another channel cannot come by IOPub."""
-    page = (Path(himalia.__file__).parent / "page" / "session.js").read_text()
+    page = (Path(himalia.__file__).parent / "page" / "live" / "kernel_session.js").read_text()
     taken = set(re.findall(r'told\.type === "(\w+)"', page)) - {"status", "execute_input"}
     assert {"kernel_event", "execute_request", "input_reply"} <= taken <= NOT_ON_IOPUB
     pipeline = (Path(himalia.__file__).parent / "spark" / "pipeline" / "iopub.py").read_text()

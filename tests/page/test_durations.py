@@ -13,7 +13,7 @@ from tests.serving import RunningServer
 pytestmark = pytest.mark.slow
 
 FOLD = """async (stories) => {
-  const { Session } = await import("/page/session.js");
+  const { Session } = await import("/page/live/kernel_session.js");
   return stories.map((records) => {
     const session = new Session();
     for (const record of records) session.take(record);

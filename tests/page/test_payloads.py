@@ -133,7 +133,7 @@ def test_indentation_agrees_with_another_implementation(page: Page, server: Runn
         wide = [json.dumps({"first": [1], "wanted": one}, separators=(" ,  ", "\t: ")) for one in documents]
         found = page.evaluate(
             """async (texts) => {
-                const { onOneLine, pretty, textAt } = await import("/page/json_text.js");
+                const { onOneLine, pretty, textAt } = await import("/page/live/json_text.js");
                 return texts.map((text) => textAt(text, "wanted")).map((text) => [pretty(text), onOneLine(text, 1e6)]);
             }""",
             wide,
@@ -151,7 +151,7 @@ def test_text_that_is_no_json_comes_out_as_it_is(page: Page, server: RunningServ
     broken = ['{"a": "no end', "[[[[", "}}}}", '"\\', "[" * 100_000, ',:,"a":']
     found = page.evaluate(
         """async (texts) => {
-            const { pretty, onOneLine } = await import("/page/json_text.js");
+            const { pretty, onOneLine } = await import("/page/live/json_text.js");
             return texts.map((text) => [pretty(text), onOneLine(text, 1e6)]);
         }""",
         broken,

@@ -41,7 +41,7 @@ def test_the_pages_percentiles_are_the_tables(spark: SparkSession, page: Page) -
     counted = histograms()
     rows = spark.createDataFrame([(one,) for one in counted], f"histogram {HISTOGRAM}")
     answer = rows.select(*(percentile(F.col("histogram"), share) for share in SHARES)).collect()
-    source = (FOLDER / "histogram.js").read_text()
+    source = (FOLDER / "live" / "histogram.js").read_text()
     found = page.evaluate(
         """async ([address, histograms, shares]) => {
             const { merged, percentile } = await import(address);

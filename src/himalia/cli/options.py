@@ -76,10 +76,9 @@ async def find_kernel(client: Client, text: str) -> str:
 
 async def find_kernel_topic(client: Client, text: str) -> str:
     """The id of a kernel that runs, or of one that has gone and of which the log still tells."""
+    prefix = KERNEL_TOPIC_PREFIX
     kept = [
-        topic.name.removeprefix(KERNEL_TOPIC_PREFIX)
-        for topic in await client.topics()
-        if topic.name.startswith(KERNEL_TOPIC_PREFIX)
+        topic.name.removeprefix(prefix) for topic in await client.topics() if topic.name.startswith(prefix)
     ]
     return _only_match(text.removeprefix(prefix), kept, "is known")
 

@@ -1,23 +1,23 @@
 // The page: sections, addresses, and the connection that they share.
 
-import { accountBadge } from "./account.js";
-import { session, signIn, signOut } from "./api.js";
-import { Connection } from "./connection.js";
-import { consoleView } from "./console.js";
-import { emptyState, errorState, h, loading } from "./elements.js";
-import { executionView } from "./execution.js";
-import { executionsView } from "./executions.js";
-import { kernelsView } from "./kernels.js";
-import { startKeyboard } from "./keyboard.js";
-import { pipelineView } from "./pipeline.js";
-import { holdPolls } from "./polling.js";
+import { accountBadge } from "./views/account.js";
+import { session, signIn, signOut } from "./live/api.js";
+import { Connection } from "./live/connection.js";
+import { consoleView } from "./views/console.js";
+import { emptyState, errorState, h, loading } from "./widgets/elements.js";
+import { executionView } from "./views/execution.js";
+import { executionsView } from "./views/executions.js";
+import { kernelsView } from "./views/kernels.js";
+import { startKeyboard } from "./widgets/keyboard.js";
+import { pipelineView } from "./views/pipeline.js";
+import { holdPolls } from "./live/polling.js";
 import { navigate, parseRoute } from "./router.js";
-import { askToSignIn, signInView } from "./sign_in.js";
-import { systemView } from "./system.js";
-import { startTheme, themeButton } from "./theme.js";
-import { toast } from "./toasts.js";
-import { topicView } from "./topic.js";
-import { topicsView } from "./topics.js";
+import { askToSignIn, signInView } from "./views/sign_in.js";
+import { systemView } from "./views/system.js";
+import { startTheme, themeButton } from "./widgets/theme.js";
+import { toast } from "./widgets/toasts.js";
+import { topicView } from "./views/topic.js";
+import { topicsView } from "./views/topics.js";
 
 const SECTIONS = [["topics", "Topics"], ["kernels", "Kernels"], ["executions", "Executions"], ["pipeline", "Pipeline"], ["system", "System"]];
 const BANNER_AFTER_MS = 700; // a reconnection that is quicker than this is nobody's business

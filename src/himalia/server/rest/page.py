@@ -69,15 +69,17 @@ async def page(request: Request, broker: TheBroker) -> Response:
 
 
 @router.get("/page/{name}")
-async def page_file(request: Request, name: str) -> Response:
-    """A file of the page. They describe the program and not the data, so nobody is asked for a key."""
-    if name not in _names():
+@router.get("/page/{folder}/{name}")
+async def page_file(request: Request, name: str, folder: str = "") -> Response:
+    """A file of the page. They describe the program and not the data, so no key is needed."""
+    path = f"{folder}/{name}" if folder else name
+    if path not in _names():
         raise HTTPException(404)
-    return _file(request, name)
+    return _file(request, path)
 
 
 def _names() -> set[str]:
-    return {path.name for path in FOLDER.iterdir() if path.suffix in MEDIA_TYPES}
+    return {path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*") if path.suffix in MEDIA_TYPES}
 
 
 class _File(NamedTuple):

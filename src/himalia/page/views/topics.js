@@ -1,11 +1,11 @@
 // All topics: how much comes, who follows, how far they are behind.
 
-import { get, post } from "./api.js";
-import { emptyState, errorState, h, loading, setText } from "./elements.js";
-import { bytes, count, plural, rate } from "./format.js";
-import { poll } from "./polling.js";
-import { Sparkline } from "./sparkline.js";
-import { attempt } from "./toasts.js";
+import { get, post } from "../live/api.js";
+import { emptyState, errorState, h, loading, setText } from "../widgets/elements.js";
+import { bytes, count, plural, rate } from "../widgets/format.js";
+import { poll } from "../live/polling.js";
+import { Sparkline } from "../widgets/sparkline.js";
+import { attempt } from "../widgets/toasts.js";
 
 const ASK_EVERY_MS = 1000;
 const SHOWN_MAX = 500;

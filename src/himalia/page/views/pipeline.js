@@ -1,15 +1,15 @@
 // What the pipeline has made of the log, and how far it is behind.
 
-import { get, topicPath } from "./api.js";
-import { addressOf } from "./cell_view.js";
-import { errorCounts, executions, percentiles, throughput } from "./charts.js";
-import { emptyState, errorState, h, loading, setText } from "./elements.js";
-import { ago, bytes, clipped, count, duration, moment, plural, shortId } from "./format.js";
-import { PlotFrame } from "./frames.js";
-import { merged, percentile } from "./histogram.js";
-import { poll } from "./polling.js";
-import { Sparkline } from "./sparkline.js";
-import { Tile } from "./tiles.js";
+import { get, topicPath } from "../live/api.js";
+import { addressOf } from "../widgets/cell_view.js";
+import { errorCounts, executions, percentiles, throughput } from "../widgets/charts.js";
+import { emptyState, errorState, h, loading, setText } from "../widgets/elements.js";
+import { ago, bytes, clipped, count, duration, moment, plural, shortId } from "../widgets/format.js";
+import { PlotFrame } from "../widgets/frames.js";
+import { merged, percentile } from "../live/histogram.js";
+import { poll } from "../live/polling.js";
+import { Sparkline } from "../widgets/sparkline.js";
+import { Tile } from "../widgets/tiles.js";
 
 const ASK_EVERY_MS = 5000;
 const POSITIONS = "pipeline.positions";

@@ -1,10 +1,10 @@
 // The rows of a topic: records, and what is to be said between them.
 
-import { copyButton } from "./clipboard.js";
-import { h } from "./elements.js";
-import { clipped, clock, count, plural } from "./format.js";
-import { onOneLine, pretty, textAt } from "./json_text.js";
-import { jsonView } from "./json_view.js";
+import { copyButton } from "../widgets/clipboard.js";
+import { h } from "../widgets/elements.js";
+import { clipped, clock, count, plural } from "../widgets/format.js";
+import { onOneLine, pretty, textAt } from "../live/json_text.js";
+import { jsonView } from "../widgets/json_view.js";
 
 const LINE_SHOWN = 400;
 

@@ -2,8 +2,8 @@
 // Without elements: it depends only on the records and their order, so two browsers show the same.
 
 import { textAt } from "./json_text.js";
-import { Terminal } from "./terminal.js";
-import { Widgets } from "./widgets.js";
+import { Terminal } from "../widgets/terminal.js";
+import { Widgets } from "./comm_state.js";
 
 const KEPT_CHARS_MAX = 64_000_000;
 const OUTPUTS_MAX = 2000;

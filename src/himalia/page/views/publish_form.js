@@ -1,9 +1,9 @@
 // Publishing to a topic: what is typed is sent as it is typed.
 
-import { postText, topicPath } from "./api.js";
-import { h } from "./elements.js";
-import { count } from "./format.js";
-import { attempt, toast } from "./toasts.js";
+import { postText, topicPath } from "../live/api.js";
+import { h } from "../widgets/elements.js";
+import { count } from "../widgets/format.js";
+import { attempt, toast } from "../widgets/toasts.js";
 
 export function publishForm(topic) {
   const payload = h("textarea", {

@@ -1,12 +1,12 @@
 // How the server is: what it says of itself, in figures and in words.
 
-import { get, health, text } from "./api.js";
-import { errorState, h, loading, setText } from "./elements.js";
-import { bytes, count, duration, plural, rate } from "./format.js";
-import { parseMetrics, quantile, valueOf } from "./metrics.js";
-import { poll } from "./polling.js";
-import { Sparkline } from "./sparkline.js";
-import { Tile } from "./tiles.js";
+import { get, health, text } from "../live/api.js";
+import { errorState, h, loading, setText } from "../widgets/elements.js";
+import { bytes, count, duration, plural, rate } from "../widgets/format.js";
+import { parseMetrics, quantile, valueOf } from "../live/metrics.js";
+import { poll } from "../live/polling.js";
+import { Sparkline } from "../widgets/sparkline.js";
+import { Tile } from "../widgets/tiles.js";
 
 const ASK_EVERY_MS = 2000;
 const SUBSCRIBERS_SHOWN = 200;

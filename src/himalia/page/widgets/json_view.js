@@ -2,7 +2,7 @@
 
 import { h } from "./elements.js";
 import { bytes } from "./format.js";
-import { indented } from "./json_text.js";
+import { indented } from "../live/json_text.js";
 
 const CHARS_SHOWN = 200_000;
 const COLOURED_MAX = 5000; // pieces that become elements; the rest is plain text

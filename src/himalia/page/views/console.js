@@ -1,15 +1,15 @@
 // A kernel's console: all that the log has of it, then what comes, and a line to run code.
 
-import { get, kernelPath, post, topicPath } from "./api.js";
-import { CellView } from "./cell_view.js";
-import { emptyState, h } from "./elements.js";
-import { ago, clock, count, shortId } from "./format.js";
-import { InputHistory } from "./input_history.js";
-import { kernelButtons, kernelState } from "./kernel_actions.js";
-import { poll } from "./polling.js";
-import { handOn } from "./scrolling.js";
-import { Session } from "./session.js";
-import { attempt } from "./toasts.js";
+import { get, kernelPath, post, topicPath } from "../live/api.js";
+import { CellView } from "../widgets/cell_view.js";
+import { emptyState, h } from "../widgets/elements.js";
+import { ago, clock, count, shortId } from "../widgets/format.js";
+import { InputHistory } from "../widgets/input_history.js";
+import { kernelButtons, kernelState } from "../widgets/kernel_actions.js";
+import { poll } from "../live/polling.js";
+import { handOn } from "../widgets/scrolling.js";
+import { Session } from "../live/kernel_session.js";
+import { attempt } from "../widgets/toasts.js";
 
 const ENTRIES_SHOWN = 100;
 

@@ -1,7 +1,7 @@
 // Who is signed in, in the bar, and signing out.
 
-import { h } from "./elements.js";
-import { moment } from "./format.js";
+import { h } from "../widgets/elements.js";
+import { moment } from "../widgets/format.js";
 
 const ANONYMOUS = "anonymous"; // on a server that asks nobody for a key
 

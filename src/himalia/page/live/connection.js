@@ -9,7 +9,7 @@ const BACKOFF_MS = [250, 500, 1000, 2000, 5000, 10_000];
 const PAGE = [...crypto.getRandomValues(new Uint8Array(6))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 
 /** A worker's address is code to the browser; this is the only one there is. */
-const ADDRESS = "/page/socket_worker.js";
+const ADDRESS = "/page/live/socket_worker.js";
 const trusted = globalThis.trustedTypes?.createPolicy("himalia-worker", { createScriptURL: () => ADDRESS });
 
 /**

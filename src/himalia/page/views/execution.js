@@ -1,14 +1,14 @@
 // One execution, at an address of its own: its code, how it went, and its output from the log, live while it runs.
 
-import { get, kernelPath, remove } from "./api.js";
-import { CellView } from "./cell_view.js";
-import { badge, errorState, h, loading } from "./elements.js";
-import { duration, moment, shortId } from "./format.js";
-import { toneOf } from "./cell_view.js";
-import { copyButton } from "./clipboard.js";
-import { Session } from "./session.js";
-import { terminalElement } from "./terminal.js";
-import { attempt } from "./toasts.js";
+import { get, kernelPath, remove } from "../live/api.js";
+import { CellView } from "../widgets/cell_view.js";
+import { badge, errorState, h, loading } from "../widgets/elements.js";
+import { duration, moment, shortId } from "../widgets/format.js";
+import { toneOf } from "../widgets/cell_view.js";
+import { copyButton } from "../widgets/clipboard.js";
+import { Session } from "../live/kernel_session.js";
+import { terminalElement } from "../widgets/terminal.js";
+import { attempt } from "../widgets/toasts.js";
 
 export function executionView({ connection, route }) {
   const [, kernelId, , requestId] = route.parts;

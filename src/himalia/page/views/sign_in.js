@@ -1,7 +1,7 @@
 // Signing in: on a page of its own at first, and in a dialogue over what is open when a session has ended.
 
-import { signIn } from "./api.js";
-import { h } from "./elements.js";
+import { signIn } from "../live/api.js";
+import { h } from "../widgets/elements.js";
 
 const HOW = "The server printed an address with its token when it started; 'himalia token' prints it again. A key from its keys file works as well.";
 

@@ -2,7 +2,7 @@
 // matches; the window grows while little does, and shrinks where an answer is slow or large.
 
 import { ApiError, textUpTo, topicPath } from "./api.js";
-import { count, plural } from "./format.js";
+import { count, plural } from "../widgets/format.js";
 import { itemsAt } from "./json_text.js";
 
 const WINDOW_FIRST = 1000;

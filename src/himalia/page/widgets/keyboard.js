@@ -1,7 +1,7 @@
 // Keys, and a dialogue that says which there are.
 
 import { h } from "./elements.js";
-import { navigate } from "./router.js";
+import { navigate } from "../router.js";
 
 const PLACES = { t: "#/topics", k: "#/kernels", e: "#/executions", p: "#/pipeline", s: "#/system" };
 const SECOND_KEY_MS = 1500;

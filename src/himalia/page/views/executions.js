@@ -1,10 +1,10 @@
 // The pipeline's table of executions, searched on the server.
 
-import { get } from "./api.js";
-import { addressOf, toneOf } from "./cell_view.js";
-import { badge, emptyState, errorState, h, loading } from "./elements.js";
-import { clipped, count, duration, moment, shortId } from "./format.js";
-import { poll } from "./polling.js";
+import { get } from "../live/api.js";
+import { addressOf, toneOf } from "../widgets/cell_view.js";
+import { badge, emptyState, errorState, h, loading } from "../widgets/elements.js";
+import { clipped, count, duration, moment, shortId } from "../widgets/format.js";
+import { poll } from "../live/polling.js";
 
 const PAGE = 100;
 const COLUMNS = "kernel_id,request_id,code,status,started,queued,run_ms,ename,evalue,username,execution_count";

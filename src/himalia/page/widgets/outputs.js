@@ -4,8 +4,8 @@ import { copyButton } from "./clipboard.js";
 import { h } from "./elements.js";
 import { bytes, count, plural } from "./format.js";
 import { OutputFrame, PlotFrame } from "./frames.js";
-import { pretty } from "./json_text.js";
-import { WIDGET, textOf } from "./session.js";
+import { pretty } from "../live/json_text.js";
+import { WIDGET, textOf } from "../live/kernel_session.js";
 import { lineElement, terminalElement } from "./terminal.js";
 import { WidgetView } from "./widget_view.js";
 

@@ -1,11 +1,11 @@
 // Kernels that run, those that ran, and starting one.
 
-import { get, post } from "./api.js";
-import { badge, emptyState, errorState, h, loading } from "./elements.js";
-import { ago, count, plural, shortId } from "./format.js";
-import { kernelButtons, kernelState } from "./kernel_actions.js";
-import { poll } from "./polling.js";
-import { attempt, toast } from "./toasts.js";
+import { get, post } from "../live/api.js";
+import { badge, emptyState, errorState, h, loading } from "../widgets/elements.js";
+import { ago, count, plural, shortId } from "../widgets/format.js";
+import { kernelButtons, kernelState } from "../widgets/kernel_actions.js";
+import { poll } from "../live/polling.js";
+import { attempt, toast } from "../widgets/toasts.js";
 
 const PREFIX = "kernels.";
 const PAST_SHOWN = 30;

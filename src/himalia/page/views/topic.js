@@ -1,16 +1,16 @@
 // One topic: its records as they come, or as they came.
 
-import { get, remove, topicPath } from "./api.js";
-import { copy } from "./clipboard.js";
-import { carefulButton, h, setText } from "./elements.js";
-import { bytes, count, plural, rate } from "./format.js";
-import { LogSearch } from "./log_search.js";
-import { poll } from "./polling.js";
+import { get, remove, topicPath } from "../live/api.js";
+import { copy } from "../widgets/clipboard.js";
+import { carefulButton, h, setText } from "../widgets/elements.js";
+import { bytes, count, plural, rate } from "../widgets/format.js";
+import { LogSearch } from "../live/log_search.js";
+import { poll } from "../live/polling.js";
 import { publishForm } from "./publish_form.js";
 import { asText, detailsOf, fillRow, recordOf, titleOf } from "./topic_rows.js";
 import { rateOf } from "./topics.js";
-import { attempt, toast } from "./toasts.js";
-import { VirtualList } from "./virtual_list.js";
+import { attempt, toast } from "../widgets/toasts.js";
+import { VirtualList } from "../widgets/virtual_list.js";
 
 const FIRST_SHOWN = 200;
 const CAPACITY = 20_000;

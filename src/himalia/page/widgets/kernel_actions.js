@@ -1,6 +1,6 @@
 // What can be done to a kernel.
 
-import { kernelPath, post, remove } from "./api.js";
+import { kernelPath, post, remove } from "../live/api.js";
 import { badge, carefulButton, h } from "./elements.js";
 import { attempt, toast } from "./toasts.js";
 
