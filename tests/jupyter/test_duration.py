@@ -10,7 +10,7 @@ import pytest
 from himalia.jupyter.duration import RUN_BOUNDS_S, RunHistogram, StatusDates
 from himalia.jupyter.wire import KernelMessage
 from himalia.record import format_ts
-from tests.kernels.durations import CASES, Case
+from tests.jupyter.duration_cases import CASES, Case
 
 NOON_US = 1_800_000_000_000_000
 
