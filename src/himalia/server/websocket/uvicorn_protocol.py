@@ -245,7 +245,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         super().resume_writing()
         if self.connection is not None:
             self.connection.channel.last_seen = self.loop.time()
-            self.connection.channel.ready()
+            self.connection.channel.resume()
 
     def ping(self) -> None:
         if not self.close_sent and not self.transport.is_closing():
