@@ -68,7 +68,7 @@ bench: setup     ## Measure Himalia beside its peers
 	@$(BIN)/python -m benchmarks
 
 fuzz: setup      ## Compare ten million random WebSocket frames with plain websockets
-	@$(BIN)/python -m tests.server.websocket_fuzz --frames 10000000 --seed 13 --processes 2
+	@$(BIN)/python -m tests.server.websocket.websocket_fuzz --frames 10000000 --seed 13 --processes 2
 
 constraints: setup  ## Pin what is installed now
 	@$(BIN)/python -m pip freeze --exclude-editable --all | grep -v '@' | grep -E '^[A-Za-z0-9_.-]+==' > constraints.txt

@@ -12,7 +12,7 @@ from himalia.log.api import Batch
 from himalia.record import Draft
 from himalia.topics import AUDIT_TOPIC
 from tests.cli.running import Running, Server, assert_sentence, himalia
-from tests.serving import RunningServer
+from tests.servers import RunningServer
 
 
 def test_the_newest_are_printed(server: RunningServer) -> None:

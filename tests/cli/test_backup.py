@@ -7,7 +7,7 @@ import pytest
 
 from himalia.client import SyncClient
 from tests.cli.running import Server, assert_sentence, himalia
-from tests.disk import small_file_system
+from tests.small_file_system import small_file_system
 
 
 @pytest.fixture

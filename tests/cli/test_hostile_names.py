@@ -12,7 +12,7 @@ import pytest
 from himalia.cli.terminal.output import make_table, print_json, print_warning, printable, write_line
 from himalia.client import SyncClient
 from tests.cli.running import himalia
-from tests.serving import RunningServer
+from tests.servers import RunningServer
 
 CLIPBOARD = "\x1b]52;c;cm0gLXJmIH4=\x07"
 CLEARED = "\x1b[2J\x1b[H"

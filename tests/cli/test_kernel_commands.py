@@ -19,8 +19,8 @@ from himalia.client import SyncClient
 from himalia.client.answers import Kernel
 from tests.cli.running import COMMAND, DEADLINE_S, Running, assert_sentence, himalia
 from tests.cli.terminal import OnTerminal
-from tests.kernel_server import kernel_server
-from tests.serving import RunningServer
+from tests.servers import RunningServer
+from tests.shared_kernel_server import kernel_server
 
 pytestmark = pytest.mark.slow
 

@@ -22,7 +22,7 @@ from himalia.tables import Tables
 from himalia.tables.catalog import CATALOG
 from tests.cli.running import Running, assert_sentence, himalia
 from tests.cli.terminal import OnTerminal
-from tests.serving import RunningServer
+from tests.servers import RunningServer
 from tests.tables.sample import KERNEL, execution, message, write_sample, write_table
 
 ENDLESS = "exists (select 1 from generate_series(1, 1000000000000) as t(value) where value < 0)"

@@ -20,8 +20,8 @@ from himalia.spark.pipeline.progress import Progress, Summary
 from tests.cli.running import DEADLINE_S, Running, assert_sentence, himalia
 from tests.cli.terminal import OnTerminal
 from tests.cli.up import assert_all_gone, command_of
-from tests.server.raw import until
-from tests.serving import RunningServer
+from tests.server.raw_clients import until
+from tests.servers import RunningServer
 
 SPARK_WITHIN_S = 250.0
 """A Spark that starts on a machine that does other things too."""

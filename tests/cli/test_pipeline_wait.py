@@ -15,7 +15,7 @@ from himalia.cli.commands.pipeline.wait import wait_for_other
 from himalia.client import SyncClient
 from himalia.errors import WarehouseLocked
 from himalia.spark.delta.tables import POSITIONS
-from tests.serving import RunningServer
+from tests.servers import RunningServer
 
 
 @pytest.fixture

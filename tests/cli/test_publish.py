@@ -11,7 +11,7 @@ import pytest
 
 from himalia.client import Event, SyncClient
 from tests.cli.running import Running, assert_sentence, himalia
-from tests.serving import RunningServer
+from tests.servers import RunningServer
 
 
 @pytest.fixture

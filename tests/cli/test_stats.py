@@ -4,7 +4,7 @@ import json
 import signal
 
 from tests.cli.running import Running, himalia
-from tests.serving import RunningServer
+from tests.servers import RunningServer
 
 
 def test_tables_for_people(server: RunningServer) -> None:

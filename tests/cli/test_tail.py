@@ -12,8 +12,8 @@ import pytest
 from himalia.client import SyncClient
 from himalia.record import Retention
 from tests.cli.running import COMMAND, DEADLINE_S, Running, Server, assert_sentence, himalia
-from tests.server.raw import until
-from tests.serving import RunningServer
+from tests.server.raw_clients import until
+from tests.servers import RunningServer
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pty
 import pytest
 
 from tests.cli.running import Running, assert_sentence, himalia
-from tests.serving import RunningServer
+from tests.servers import RunningServer
 
 
 def test_create_list_delete(server: RunningServer) -> None:

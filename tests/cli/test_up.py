@@ -18,7 +18,7 @@ from himalia.cli.process.supervisor import PIPELINE_ENDS_WITHIN_S
 from tests.cli.running import COMMAND, DEADLINE_S, Running, assert_sentence, himalia
 from tests.cli.terminal import OnTerminal
 from tests.cli.up import Up, assert_all_gone
-from tests.server.raw import until
+from tests.server.raw_clients import until
 
 pytestmark = pytest.mark.slow
 

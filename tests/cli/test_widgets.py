@@ -19,8 +19,8 @@ from himalia.cli.terminal.widgets import STATE, VIEW, Widgets
 from tests.cli.running import himalia
 from tests.cli.terminal import OnTerminal, displayed
 from tests.cli.test_rendering import say, shown, stream
-from tests.kernel_server import kernel_server
-from tests.serving import RunningServer
+from tests.servers import RunningServer
+from tests.shared_kernel_server import kernel_server
 
 LOOP = "from tqdm.auto import tqdm\nfor n in tqdm(range(5), desc='load'): print('at', n)"
 TIMES = re.compile(r"\[[^\[\]]*it/s\]")

@@ -12,7 +12,7 @@ import httpx
 import psutil
 
 from tests.cli.running import DEADLINE_S, Running
-from tests.serving import NO_TLS
+from tests.servers import NO_TLS
 
 
 class Up(Running):

@@ -28,8 +28,8 @@ from himalia.server.run import _config, listen
 from himalia.settings import Settings
 from tests.docs.markdown import code_spans, rows, section
 from tests.log.processes import HOLDER, read_line, run
-from tests.server.identity.callers import write_keys
-from tests.serving import DEADLINE_S
+from tests.server.identity.credentials import write_keys
+from tests.servers import DEADLINE_S
 
 Provoke = Callable[[Path], None]
 

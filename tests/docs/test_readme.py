@@ -12,7 +12,7 @@ import pytest
 
 from himalia.settings import Settings
 from tests.cli.up import Up
-from tests.serving import RunningServer
+from tests.servers import RunningServer
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Any, Self
 
-from tests.serving import RunningServer
+from tests.servers import RunningServer
 
 
 class LiveKernel:

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from tests.client.relay import Relay
-from tests.serving import DEADLINE_S, RunningServer
+from tests.servers import DEADLINE_S, RunningServer
 
 
 class CuttableNetwork:

@@ -10,7 +10,7 @@ from jupyter_client.manager import KernelManager
 from playwright.sync_api import Locator, Page, expect
 
 from tests.page.browser import goto
-from tests.serving import DEADLINE_S, RunningServer
+from tests.servers import DEADLINE_S, RunningServer
 
 pytestmark = pytest.mark.slow
 

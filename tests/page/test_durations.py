@@ -8,7 +8,7 @@ from playwright.sync_api import Page
 from himalia.record import format_ts
 from tests.jupyter.duration_cases import CASES, Case
 from tests.jupyter.test_duration import NOON_US
-from tests.serving import RunningServer
+from tests.servers import RunningServer
 
 pytestmark = pytest.mark.slow
 

@@ -14,7 +14,7 @@ from playwright.sync_api import Page, expect
 
 from tests.page.browser import goto
 from tests.page.kernels import LiveKernel
-from tests.serving import RunningServer
+from tests.servers import RunningServer
 
 pytestmark = pytest.mark.slow
 

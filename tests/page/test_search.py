@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Page, Request, Route, expect
 
 from tests.page.browser import goto, offsets_shown, row_with
-from tests.serving import RunningServer
+from tests.servers import RunningServer
 
 pytestmark = pytest.mark.slow
 

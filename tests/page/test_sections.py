@@ -13,8 +13,8 @@ from playwright.sync_api import Page, Route, expect
 
 from tests.page.browser import goto
 from tests.page.warehouse import KERNELS, write_busy_hour
-from tests.server.raw import RawWebSocket, until
-from tests.serving import RunningServer, start_server
+from tests.server.raw_clients import RawWebSocket, until
+from tests.servers import RunningServer, start_server
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ from playwright.sync_api import Page, Request, expect
 
 from himalia.settings import Settings
 from tests.page.browser import goto, row_with
-from tests.serving import RunningServer
+from tests.servers import RunningServer
 
 pytestmark = pytest.mark.slow
 

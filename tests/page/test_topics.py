@@ -12,8 +12,8 @@ import pytest
 from playwright.sync_api import Page, Route, expect
 
 from tests.page.browser import goto, offsets_shown, row_with
-from tests.server.raw import until
-from tests.serving import RunningServer
+from tests.server.raw_clients import until
+from tests.servers import RunningServer
 
 pytestmark = pytest.mark.slow
 

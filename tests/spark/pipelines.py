@@ -16,7 +16,7 @@ from himalia.log.api import Batch
 from himalia.record import Draft
 from himalia.spark.delta.tables import TABLES
 from himalia.spark.pipeline.runner import Pipeline, Summary
-from tests.serving import DEADLINE_S, RunningServer
+from tests.servers import DEADLINE_S, RunningServer
 from tests.spark.traffic import Row, Teller
 
 

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from tests.cli.running import Running
 from tests.cli.up import assert_all_gone
-from tests.serving import DEADLINE_S, RunningServer
+from tests.servers import DEADLINE_S, RunningServer
 from tests.spark.conftest import QUICK
 from tests.spark.pipelines import all_contents, busy_kernel, feed, run_once
 

@@ -20,8 +20,8 @@ from himalia.server.app import create_app
 from himalia.server.context import Broker
 from himalia.server.websocket.endpoint import PlainChannel
 from himalia.settings import Settings
-from tests.server.raw import BINARY, RawWebSocket, frame, until
-from tests.serving import DEADLINE_S, NO_TLS, ask, hear, hear_events, message, publish
+from tests.server.raw_clients import BINARY, RawWebSocket, frame, until
+from tests.servers import DEADLINE_S, NO_TLS, ask, hear, hear_events, message, publish
 
 NDJSON = {"Content-Type": "application/x-ndjson"}
 

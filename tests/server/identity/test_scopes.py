@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from himalia.client import SyncClient
-from tests.serving import RunningServer
+from tests.servers import RunningServer
 
 KEYS = "".join(
     f'[keys.{name}]\nkey = "{name}-0123456789-0123456789"\npublish = [">"]\nsubscribe = [">"]\nmanage = [">"]\n'

@@ -15,8 +15,8 @@ from opentelemetry.trace import SpanKind, StatusCode
 from himalia.errors import ConfigurationError
 from himalia.server.context import Broker
 from himalia.settings import Settings
-from tests.server.raw import until
-from tests.serving import RunningServer, ask, hear_events, message
+from tests.server.raw_clients import until
+from tests.servers import RunningServer, ask, hear_events, message
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 GIVEN = f"00-{TRACE}-{SPAN}-01"

@@ -9,10 +9,10 @@ import httpx
 import pytest
 
 from himalia.server.app import create_app
-from tests.server.identity.callers import TOKEN, denial, error_of
-from tests.server.process import ServerProcess
-from tests.server.raw import Wire, handshake
-from tests.serving import RunningServer
+from tests.server.identity.credentials import TOKEN, denial, error_of
+from tests.server.raw_clients import Wire, handshake
+from tests.server.server_process import ServerProcess
+from tests.servers import RunningServer
 
 WAYS: dict[str, dict[str, Any]] = {
     "X-API-Key": {"headers": {"X-API-Key": TOKEN}},

@@ -31,9 +31,9 @@ from himalia.server.http.protocol import (
     http_protocol,
 )
 from himalia.server.observe.log_config import RareWarnings
-from tests.server.raw import Wire
-from tests.server.test_uvicorn_protocol import attributes_used, config_of
-from tests.serving import DEADLINE_S, RunningServer
+from tests.server.raw_clients import Wire
+from tests.server.websocket.test_uvicorn_protocol import attributes_used, config_of
+from tests.servers import DEADLINE_S, RunningServer
 
 Serve = Callable[..., RunningServer]
 TOKEN = "correct-horse-battery-staple"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.serving import RunningServer, start_server
+from tests.servers import RunningServer, start_server
 
 
 @contextmanager

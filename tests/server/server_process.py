@@ -17,7 +17,7 @@ from urllib.parse import unquote
 import httpx
 import psutil
 
-from tests.serving import DEADLINE_S, NO_TLS
+from tests.servers import DEADLINE_S, NO_TLS
 
 _READY = re.compile(r"ready at (http.*?)/(?:\?token=(\S+))? ")
 

@@ -9,7 +9,7 @@ import pytest
 
 from himalia.errors import TooManyBodies
 from himalia.server.http.body_budget import SMALL_SHARE, WAITING_MAX, BodyBudget, Hold
-from tests.serving import DEADLINE_S
+from tests.servers import DEADLINE_S
 
 MIB = 1 << 20
 

@@ -1,6 +1,6 @@
 """Differential fuzzing of the WebSocket path: the same bytes to our class and to websockets' own server protocol.
 
-    python -m tests.server.websocket_fuzz --frames 1000000 --seed 1 --processes 2
+    python -m tests.server.websocket.websocket_fuzz --frames 1000000 --seed 1 --processes 2
 
 Random conversations of random frames, good and bad, cut into random reads. After each read both must have received the
 same messages and written the same bytes: the same pongs, the same close frame with the same code and reason. One
@@ -25,7 +25,7 @@ from websockets.http11 import Request
 from websockets.server import ServerProtocol
 
 from himalia.server.websocket.uvicorn_protocol import WebSocketProtocol
-from tests.server.attached import HANDSHAKE, Listener, Recorder, config_of
+from tests.server.websocket.recording_session import HANDSHAKE, Listener, Recorder, config_of
 
 CONT, TEXT, BINARY, CLOSE, PING, PONG = 0x0, 0x1, 0x2, 0x8, 0x9, 0xA
 LIMITS = (1000, 1000, 1000, 70_000)

@@ -12,9 +12,9 @@ import psutil
 import pytest
 
 from himalia.topics import AUDIT_TOPIC
-from tests.server.process import ServerProcess
-from tests.server.raw import until
-from tests.serving import DEADLINE_S, RunningServer, ask, hear_events, start_server
+from tests.server.raw_clients import until
+from tests.server.server_process import ServerProcess
+from tests.servers import DEADLINE_S, RunningServer, ask, hear_events, start_server
 
 Serve = Callable[..., RunningServer]
 

@@ -18,9 +18,9 @@ import pytest
 from websockets.asyncio.client import connect
 
 from himalia import Client
-from tests.kernel_server import kernel_server
-from tests.server.process import ServerProcess
-from tests.serving import DEADLINE_S, RunningServer, ask, hear
+from tests.server.server_process import ServerProcess
+from tests.servers import DEADLINE_S, RunningServer, ask, hear
+from tests.shared_kernel_server import kernel_server
 
 pytestmark = pytest.mark.slow
 LINES = 20

@@ -18,16 +18,27 @@ from uvicorn.server import ServerState
 from websockets.server import ServerProtocol
 
 from himalia.pubsub.turns import Turns
-from himalia.server.websocket.endpoint import uvicorn_protocol
+from himalia.server.websocket import uvicorn_protocol
 from himalia.server.websocket.frame_parser import FRAMES_BETWEEN_LOOKS
 from himalia.server.websocket.uvicorn_protocol import (
     EXTENSION,
     DirectChannel,
     WebSocketProtocol,
 )
-from tests.server.attached import HANDSHAKE, Attached, Listener, Recorder, config_of
-from tests.server.raw import BINARY, CLOSE, CONT, PING, TEXT, RawWebSocket, Wire, frame, handshake, until
-from tests.serving import RunningServer
+from tests.server.raw_clients import (
+    BINARY,
+    CLOSE,
+    CONT,
+    PING,
+    TEXT,
+    RawWebSocket,
+    Wire,
+    frame,
+    handshake,
+    until,
+)
+from tests.server.websocket.recording_session import HANDSHAKE, Attached, Listener, Recorder, config_of
+from tests.servers import RunningServer
 
 
 @pytest.mark.parametrize(("package", "pinned"), [("uvicorn", "0.54"), ("websockets", "17")])

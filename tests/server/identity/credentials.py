@@ -11,7 +11,7 @@ import httpx
 import pytest
 from websockets.exceptions import InvalidStatus
 
-from tests.serving import RunningServer
+from tests.servers import RunningServer
 
 Serve = Callable[..., RunningServer]
 TOKEN = "correct-horse-battery-staple"

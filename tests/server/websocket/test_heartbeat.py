@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from himalia.protocol import PROTOCOL_VERSION
-from tests.server.raw import PING, PONG, TEXT, RawWebSocket, frame, until
-from tests.serving import DEADLINE_S, RunningServer, ask, hear, message, say
+from tests.server.raw_clients import PING, PONG, TEXT, RawWebSocket, frame, until
+from tests.servers import DEADLINE_S, RunningServer, ask, hear, message, say
 
 Serve = Callable[..., RunningServer]
 

@@ -1,4 +1,4 @@
-"""A small file system of its own, to be filled up."""
+"""A small file system to be filled up."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from himalia.server.websocket.frame_parser import FrameParser
-from tests.server.websocket_fuzz import Different, Fuzzer
+from tests.server.websocket.websocket_fuzz import Different, Fuzzer
 
 
 @pytest.mark.slow

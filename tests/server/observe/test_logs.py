@@ -19,9 +19,9 @@ from websockets.exceptions import InvalidStatus
 from himalia.log.api import Batch
 from himalia.server.drafts import Drafter
 from himalia.server.observe.log_config import HideCancelled, HideTokens, JsonLines, TextLines
-from tests.server.process import ServerProcess
-from tests.server.raw import RawWebSocket, frame
-from tests.serving import RunningServer, ask, message
+from tests.server.raw_clients import RawWebSocket, frame
+from tests.server.server_process import ServerProcess
+from tests.servers import RunningServer, ask, message
 
 UTC = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z\Z")
 

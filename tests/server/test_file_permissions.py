@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.process import ServerProcess
+from tests.server.server_process import ServerProcess
 
 
 @pytest.fixture

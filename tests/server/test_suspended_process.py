@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.process import ServerProcess
-from tests.server.raw import RawWebSocket, until
+from tests.server.raw_clients import RawWebSocket, until
+from tests.server.server_process import ServerProcess
 
 LINES = 70
 PAUSE_S = 30.0

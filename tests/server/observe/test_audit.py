@@ -25,7 +25,7 @@ from himalia.server.identity.failed_attempts import Refusals, address_of
 from himalia.server.observe import audit as module
 from himalia.server.observe.audit import Audit, AuditEvent
 from himalia.topics import AUDIT_TOPIC, matches
-from tests.serving import RunningServer, ask, hear, say
+from tests.servers import RunningServer, ask, hear, say
 
 Serve = Callable[..., RunningServer]
 

@@ -16,11 +16,11 @@ from himalia.errors import ConfigurationError, ConnectionFailed
 from himalia.spark.connector.http import Address, Connection
 from himalia.tls import client_context
 from tests.cli.running import assert_sentence, himalia
-from tests.server.process import ServerProcess
-from tests.server.raw import Wire
-from tests.serving import RunningServer
+from tests.server.raw_clients import Wire
+from tests.server.server_process import ServerProcess
+from tests.servers import RunningServer
 
-MANUAL = Path(__file__).parents[2] / "docs" / "operations.md"
+MANUAL = Path(__file__).parents[3] / "docs" / "operations.md"
 TOKEN = "correct-horse-battery-staple"
 
 

@@ -12,8 +12,8 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.server.raw import RawWebSocket, Wire, frame, handshake, until
-from tests.serving import RunningServer
+from tests.server.raw_clients import RawWebSocket, Wire, frame, handshake, until
+from tests.servers import RunningServer
 
 Serve = Callable[..., RunningServer]
 NDJSON = {"Content-Type": "application/x-ndjson"}

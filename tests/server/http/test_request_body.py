@@ -16,9 +16,9 @@ from uuid import uuid4
 
 import pytest
 
-from tests.server.process import ServerProcess
-from tests.server.raw import CLOSE, CONT, TEXT, RawWebSocket, Wire, frame, until
-from tests.serving import RunningServer
+from tests.server.raw_clients import CLOSE, CONT, TEXT, RawWebSocket, Wire, frame, until
+from tests.server.server_process import ServerProcess
+from tests.servers import RunningServer
 
 Serve = Callable[..., RunningServer]
 MIB = 1 << 20

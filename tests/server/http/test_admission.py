@@ -20,9 +20,9 @@ from himalia.server.http.admission import (
     address_group,
     connections_within_descriptors,
 )
-from tests.server.process import ServerProcess
-from tests.server.raw import RawWebSocket, Wire, until
-from tests.serving import RunningServer
+from tests.server.raw_clients import RawWebSocket, Wire, until
+from tests.server.server_process import ServerProcess
+from tests.servers import RunningServer
 
 Serve = Callable[..., RunningServer]
 TOKEN = "correct-horse-battery-staple"
