@@ -18,7 +18,7 @@ from himalia.errors import RateLimited
 from himalia.server.identity import sessions
 from himalia.server.identity import sessions as sessions_module
 from himalia.server.identity.cookie import session_secrets
-from tests.cli.running import assert_sentence, himalia
+from tests.cli.command import assert_sentence, himalia
 from tests.disk import fill_up, small_file_system
 from tests.server.identity.callers import TOKEN, Serve, error_of, write_keys
 from tests.server.process import ServerProcess
