@@ -10,7 +10,7 @@ import pytest
 
 from himalia import __version__
 from himalia.cli.lazy import COMMANDS
-from tests.cli.running import assert_sentence, himalia
+from tests.cli.command import assert_sentence, himalia
 from tests.servers import RunningServer
 
 EVERY = [

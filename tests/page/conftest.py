@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from tests.page.browser import DEADLINE_MS, Complaints, running_browser
-from tests.page.kernels import LiveKernel
+from tests.page.live_kernel import LiveKernel
 from tests.servers import RunningServer
 from tests.shared_kernel_server import kernel_server
 

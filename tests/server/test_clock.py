@@ -10,7 +10,7 @@ import pytest
 
 from himalia.log.clock import SystemTime
 from himalia.record import now_us, parse_ts
-from tests.cli.running import himalia
+from tests.cli.command import himalia
 from tests.server.raw_clients import until
 from tests.servers import RunningServer
 

@@ -15,7 +15,7 @@ from himalia.client import Client
 from himalia.errors import ConfigurationError, ConnectionFailed
 from himalia.spark.connector.http import Address, Connection
 from himalia.tls import client_context
-from tests.cli.running import assert_sentence, himalia
+from tests.cli.command import assert_sentence, himalia
 from tests.server.raw_clients import Wire
 from tests.server.server_process import ServerProcess
 from tests.servers import RunningServer

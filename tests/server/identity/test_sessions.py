@@ -18,7 +18,7 @@ from himalia.errors import RateLimited
 from himalia.server.identity import sessions
 from himalia.server.identity import sessions as sessions_module
 from himalia.server.identity.cookie import session_secrets
-from tests.cli.running import assert_sentence, himalia
+from tests.cli.command import assert_sentence, himalia
 from tests.server.identity.credentials import TOKEN, Serve, error_of, write_keys
 from tests.server.raw_clients import Wire, handshake, until
 from tests.server.server_process import ServerProcess

@@ -15,7 +15,7 @@ from himalia.errors import ConfigurationError
 from himalia.server.context import Broker
 from himalia.server.identity.token import TokenFile
 from himalia.settings import Settings
-from tests.cli.running import assert_sentence, himalia
+from tests.cli.command import assert_sentence, himalia
 from tests.server.identity.credentials import Serve, error_of
 from tests.server.raw_clients import until
 from tests.server.server_process import run_serve

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from playwright.sync_api import Page, expect
 
 from tests.page.browser import goto
-from tests.page.kernels import LiveKernel
+from tests.page.live_kernel import LiveKernel
 from tests.servers import RunningServer
 
 pytestmark = pytest.mark.slow

@@ -17,8 +17,8 @@ from jupyter_client.manager import KernelManager
 
 from himalia.client import SyncClient
 from himalia.client.answers import Kernel
-from tests.cli.running import COMMAND, DEADLINE_S, Running, assert_sentence, himalia
-from tests.cli.terminal import OnTerminal
+from tests.cli.command import COMMAND, DEADLINE_S, RunningCommand, assert_sentence, himalia
+from tests.cli.pty_command import TerminalCommand
 from tests.servers import RunningServer
 from tests.shared_kernel_server import kernel_server
 
@@ -95,7 +95,7 @@ def test_output_is_live(env: dict[str, str], kernel: Kernel, tmp_path: Path) -> 
     """A line is on stdout while the code still runs."""
     go = tmp_path / "go"
     code = "print('ready')" + WAIT.format(path=str(go)) + "print('done')"
-    with Running("run", code, "--kernel", kernel.id, env=env) as running:
+    with RunningCommand("run", code, "--kernel", kernel.id, env=env) as running:
         assert running.line() == "ready"
         go.touch()
         assert running.line() == "done"
@@ -119,10 +119,10 @@ def test_a_kernel_that_dies(env: dict[str, str], tmp_path: Path) -> None:
     """What was printed before is there, and a sentence says that the kernel died; exit code 1."""
     go = tmp_path / "go"
     code = "print('last words')" + WAIT.format(path=str(go)) + "os.kill(os.getpid(), 9)"
-    with Running("run", code, env=env) as running:
+    with RunningCommand("run", code, env=env) as running:
         assert running.line() == "last words"
         go.touch()
-        assert running.said().startswith("error: the code ended as died: the kernel died")
+        assert running.error_line().startswith("error: the code ended as died: the kernel died")
         assert running.end() == 1
 
 
@@ -188,7 +188,7 @@ def test_a_result_for_programs(on_kernel: Command) -> None:
 def test_ctrl_c_interrupts_the_code(env: dict[str, str], kernel: Kernel) -> None:
     """The first Ctrl-C is the code's KeyboardInterrupt; the command then ends with 130."""
     code = "import time\ntry:\n    print('on')\n    time.sleep(30)\nfinally:\n    print('cleaned up')"
-    with Running("run", code, "--kernel", kernel.id, env=env) as running:
+    with RunningCommand("run", code, "--kernel", kernel.id, env=env) as running:
         assert running.line() == "on"
         running.signal(signal.SIGINT)
         assert running.line() == "cleaned up"
@@ -200,7 +200,7 @@ def test_ctrl_c_interrupts_the_code(env: dict[str, str], kernel: Kernel) -> None
 def test_a_second_ctrl_c_leaves(env: dict[str, str], client: SyncClient) -> None:
     """Code that does not obey is left; a kernel that the command started ends with it."""
     before = {kernel.id for kernel in client.kernels()}
-    with Running("run", STUBBORN, env=env) as running:
+    with RunningCommand("run", STUBBORN, env=env) as running:
         assert running.line() == "on"
         running.signal(signal.SIGINT)
         assert running.line() == "no"
@@ -212,7 +212,7 @@ def test_a_second_ctrl_c_leaves(env: dict[str, str], client: SyncClient) -> None
 def test_a_reader_that_leaves_ends_it(env: dict[str, str], client: SyncClient) -> None:
     """``himalia run ... | head -1`` ends, and so does the kernel."""
     before = {kernel.id for kernel in client.kernels()}
-    with Running("run", "import time\nwhile True: print('y'); time.sleep(0.01)", env=env) as running:
+    with RunningCommand("run", "import time\nwhile True: print('y'); time.sleep(0.01)", env=env) as running:
         assert running.line() == "y"
         assert running.process.stdout is not None
         running.process.stdout.close()
@@ -226,7 +226,7 @@ def test_a_reader_that_leaves_ends_it(env: dict[str, str], client: SyncClient) -
 def test_input_is_answered_at_the_terminal(env: dict[str, str], kernel: Kernel) -> None:
     """``input()`` asks whoever sits there; a password is not echoed."""
     code = "from getpass import getpass\nprint(input('who? ')[::-1])\nprint(len(getpass('secret? ')))"
-    with OnTerminal("run", code, "--kernel", kernel.id, env=env) as terminal:
+    with TerminalCommand("run", code, "--kernel", kernel.id, env=env) as terminal:
         terminal.until("who? ")
         terminal.type("abc\n")
         terminal.until("cba")
@@ -239,7 +239,7 @@ def test_input_is_answered_at_the_terminal(env: dict[str, str], kernel: Kernel) 
 
 def test_ctrl_c_while_it_asks(env: dict[str, str], kernel: Kernel) -> None:
     """Ctrl-C at the prompt interrupts the code that asks."""
-    with OnTerminal("run", "input('who? ')", "--kernel", kernel.id, env=env) as terminal:
+    with TerminalCommand("run", "input('who? ')", "--kernel", kernel.id, env=env) as terminal:
         terminal.until("who? ")
         terminal.type("\x03")
         assert terminal.end() == 130
@@ -250,7 +250,7 @@ def test_colours_are_for_terminals_only(env: dict[str, str], on_kernel: Command,
     """Colours stay on a terminal and are taken out in a pipe; what steers a terminal is never passed on."""
     code = r"print('\x1b[31mred\x1b[0m \x1b]0;title\x07end')"
     assert on_kernel(code).stdout == "red end\n"
-    with OnTerminal("run", code, "--kernel", kernel.id, env=env) as terminal:
+    with TerminalCommand("run", code, "--kernel", kernel.id, env=env) as terminal:
         assert terminal.end() == 0
         assert "\x1b[31mred\x1b[0m end" in terminal.screen
         assert "title" not in terminal.screen
@@ -259,7 +259,7 @@ def test_colours_are_for_terminals_only(env: dict[str, str], on_kernel: Command,
 def test_the_bar_over_the_cells(env: dict[str, str], kernel: Kernel, tmp_path: Path) -> None:
     """A notebook on a terminal has a bar that counts its cells, and leaves nothing of it behind."""
     path = write_notebook(tmp_path / "n.ipynb", "1", "2", "3")
-    with OnTerminal("run", str(path), "--kernel", kernel.id, env=env) as terminal:
+    with TerminalCommand("run", str(path), "--kernel", kernel.id, env=env) as terminal:
         assert terminal.end() == 0
         assert "3/3 cells" in terminal.screen
         last = terminal.screen.rsplit("3/3 cells", 1)[1]
@@ -333,7 +333,7 @@ def test_errors_may_be_allowed(on_kernel: Command, tmp_path: Path) -> None:
 def test_a_notebook_is_written_when_one_leaves(env: dict[str, str], tmp_path: Path) -> None:
     """Also after Ctrl-C twice the notebook has what its cells said until then."""
     path = write_notebook(tmp_path / "n.ipynb", "print('a')", STUBBORN)
-    with Running("run", str(path), env=env) as running:
+    with RunningCommand("run", str(path), env=env) as running:
         assert [running.line(), running.line()] == ["a", "on"]
         running.signal(signal.SIGINT)
         assert running.line() == "no"
@@ -436,7 +436,7 @@ def test_late_joiners_see_everything(command: Command, client: SyncClient, env: 
     client.execute(id, "import sys\nprint('early', file=sys.stderr)")
     client.execute(id, "6 * 7")
     client.execute(id, "1 / 0")
-    with Running("watch", id[:13], env=env) as running:
+    with RunningCommand("watch", id[:13], env=env) as running:
         seen = [running.line()]
         while seen[-1] != "ZeroDivisionError: division by zero":
             seen.append(running.line())

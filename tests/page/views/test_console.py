@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from tests.page.kernels import LiveKernel
-from tests.page.relaying import CuttableNetwork
+from tests.page.live_kernel import LiveKernel
+from tests.page.relay import CuttableNetwork
 
 pytestmark = pytest.mark.slow
 

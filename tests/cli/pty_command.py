@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
-from tests.cli.running import COMMAND, DEADLINE_S
+from tests.cli.command import COMMAND, DEADLINE_S
 
 
-class OnTerminal:
+class TerminalCommand:
     """A command whose stdin, stdout and stderr are one terminal of 24 rows and 80 columns."""
 
     def __init__(

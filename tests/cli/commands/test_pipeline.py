@@ -20,8 +20,8 @@ from himalia.client import SyncClient
 from himalia.spark.delta.lock import locked
 from himalia.tables import Tables
 from himalia.tables.catalog import CATALOG
-from tests.cli.running import Running, assert_sentence, himalia
-from tests.cli.terminal import OnTerminal
+from tests.cli.command import RunningCommand, assert_sentence, himalia
+from tests.cli.pty_command import TerminalCommand
 from tests.servers import RunningServer
 from tests.tables.sample import KERNEL, execution, message, write_sample, write_table
 
@@ -117,7 +117,7 @@ def test_a_table_fits_its_terminal(own: Path) -> None:
     """On a terminal each row is one line of it: what is too long is cut, the longest first, and marked."""
     long = execution(8, code="import this\nprint('x' * 1000)", stdout="\x1b[31mred\x1b[0m\n" * 500)
     write_table(own, "executions", [long])
-    with OnTerminal("pipeline", "show", "executions", env={"TZ": "UTC"}) as terminal:
+    with TerminalCommand("pipeline", "show", "executions", env={"TZ": "UTC"}) as terminal:
         assert terminal.end() == 0
         shown = re.sub(r"\x1b\[[0-9;]*m", "", terminal.screen).splitlines()
     assert all(len(line) <= 80 for line in shown)
@@ -270,7 +270,7 @@ def test_a_reader_that_leaves() -> None:
 
 def test_ctrl_c_ends_a_query() -> None:
     """At once, although the engine does not listen."""
-    with Running("pipeline", "sql", f"select 1 from messages where {ENDLESS}") as running:
+    with RunningCommand("pipeline", "sql", f"select 1 from messages where {ENDLESS}") as running:
         time.sleep(2)  # no sign of the engine's being at work can be seen from outside
         running.signal(signal.SIGINT)
         assert running.end() in (130, -signal.SIGINT)
@@ -330,7 +330,7 @@ def test_the_help_names_the_tables_that_a_kernels_condition_leaves_alone() -> No
 @pytest.mark.parametrize(("typed", "left", "code"), [("y\r", 25, 0), ("n\r", 30, 1)])
 def test_forgetting_asks_first(own: Path, typed: str, left: int, code: int) -> None:
     """On a terminal it says what would go, and waits for a word."""
-    with OnTerminal("pipeline", "forget", "--where", "offset < 5 and publisher = 'shop'") as terminal:
+    with TerminalCommand("pipeline", "forget", "--where", "offset < 5 and publisher = 'shop'") as terminal:
         terminal.until("Erase rows: 5 of messages, for good? [y/N]")
         terminal.type(typed)
         assert terminal.end() == code
@@ -436,7 +436,7 @@ def test_a_replay_that_is_refused(client: SyncClient, own: Path) -> None:
 def test_ctrl_c_while_replaying(client: SyncClient) -> None:
     """It ends at once, and says how far it came."""
     slowly = ("pipeline", "replay", "--where", "true", "--to", "again", "--create", "--speed", "0.5x")
-    with client, client.subscribe(">") as events, Running(*slowly) as running:
+    with client, client.subscribe(">") as events, RunningCommand(*slowly) as running:
         assert events.next(timeout_s=20).payload == {"n": 0}
         running.signal(signal.SIGINT)
         assert running.end() == 130

@@ -14,7 +14,7 @@ from playwright.sync_api import Page, expect
 
 from tests.page.browser import DEADLINE_MS, goto, offsets_shown, row_with, rows_shown
 from tests.page.devtools import LookedAt, looked_at
-from tests.page.relaying import CuttableNetwork
+from tests.page.relay import CuttableNetwork
 from tests.server.server_process import ServerProcess
 from tests.servers import RunningServer
 

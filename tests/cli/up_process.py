@@ -11,11 +11,11 @@ from urllib.parse import unquote
 import httpx
 import psutil
 
-from tests.cli.running import DEADLINE_S, Running
+from tests.cli.command import DEADLINE_S, RunningCommand
 from tests.servers import NO_TLS
 
 
-class Up(Running):
+class UpProcess(RunningCommand):
     """``himalia up`` that is ready, on a free port and a log in ``directory``."""
 
     def __init__(

@@ -17,9 +17,9 @@ import pytest
 from himalia.cli.terminal.pipeline_progress import display, sentence
 from himalia.client import SyncClient
 from himalia.spark.pipeline.progress import Progress, Summary
-from tests.cli.running import DEADLINE_S, Running, assert_sentence, himalia
-from tests.cli.terminal import OnTerminal
-from tests.cli.up import assert_all_gone, command_of
+from tests.cli.command import DEADLINE_S, RunningCommand, assert_sentence, himalia
+from tests.cli.pty_command import TerminalCommand
+from tests.cli.up_process import assert_all_gone, command_of
 from tests.server.raw_clients import until
 from tests.servers import RunningServer
 
@@ -74,7 +74,9 @@ def test_a_run_that_stays(server: RunningServer) -> None:
     It gives way to the server: Spark in its own process runs at a lower priority.
     """
     himalia("publish", "orders", "1", "--create")
-    with OnTerminal("pipeline", "run", "--every", "0.5s", *MASTER, deadline_s=SPARK_WITHIN_S) as terminal:
+    with TerminalCommand(
+        "pipeline", "run", "--every", "0.5s", *MASTER, deadline_s=SPARK_WITHIN_S
+    ) as terminal:
         terminal.until("starting Spark")
         terminal.until("messages 1")
         assert {process.nice() for process in spark_of(terminal.process.pid)} == {os.nice(0) + 10}
@@ -106,7 +108,7 @@ def java_of(pid: int) -> list[psutil.Process]:
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 def test_stopped_while_spark_starts(server: RunningServer, number: int, code: int) -> None:
     """There is no moment at which a signal leaves a Java behind, and nothing is told that looks like a failure."""
-    with Running("pipeline", "run", "--every", "1s", *MASTER, deadline_s=SPARK_WITHIN_S) as run:
+    with RunningCommand("pipeline", "run", "--every", "1s", *MASTER, deadline_s=SPARK_WITHIN_S) as run:
         family = until(lambda: java_of(run.process.pid))
         run.signal(number)
         assert run.process.wait(SPARK_WITHIN_S) == code

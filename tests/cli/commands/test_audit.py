@@ -11,7 +11,7 @@ from himalia.log import open_log
 from himalia.log.api import Batch
 from himalia.record import Draft
 from himalia.topics import AUDIT_TOPIC
-from tests.cli.running import Running, Server, assert_sentence, himalia
+from tests.cli.command import RunningCommand, ServeCommand, assert_sentence, himalia
 from tests.servers import RunningServer
 
 
@@ -43,7 +43,7 @@ def test_json_has_the_fields_of_the_record(server: RunningServer) -> None:
 def test_follow_prints_what_happens(server: RunningServer) -> None:
     """It begins with the newest and ends with Ctrl-C."""
     server.create("one")
-    with Running("audit", "--follow", "--last", "1") as running:
+    with RunningCommand("audit", "--follow", "--last", "1") as running:
         assert running.line().endswith("topic=one")
         server.create("two")
         assert running.line().endswith("topic=two")
@@ -77,7 +77,7 @@ def test_a_topic_of_that_name_is_renamed_and_keeps_its_records(tmp_path: Path) -
     assert_sentence(himalia(*serve), 1, "himalia topics rename audit.events NEW-NAME")
     done = himalia("topics", "rename", AUDIT_TOPIC, "mine", "--log", url)
     assert done.stdout == "renamed audit.events to mine\n", done.stderr
-    with Server(*serve[1:]) as server:
+    with ServeCommand(*serve[1:]) as server:
         found = himalia("tail", "mine", "--from", "0", "--count", "1", "--json", "--url", server.url)
         assert json.loads(found.stdout)["payload"] == "mine"
         assert_sentence(himalia("topics", "rename", "mine", "other", "--log", url), 1, "in use")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from himalia.client import SyncClient
-from tests.cli.running import Server, assert_sentence, himalia
+from tests.cli.command import ServeCommand, assert_sentence, himalia
 from tests.small_file_system import small_file_system
 
 
@@ -18,7 +18,7 @@ def log(tmp_path: Path) -> str:
 def test_a_backup_of_a_running_server_is_restored(log: str, tmp_path: Path) -> None:
     """A copy taken while the server runs, put in the place of the log, has the records of that moment."""
     target = str(tmp_path / "copy.db")
-    with Server("--port", "0", "--log", log) as server, SyncClient(server.url, server.token) as client:
+    with ServeCommand("--port", "0", "--log", log) as server, SyncClient(server.url, server.token) as client:
         client.create_topic("orders")
         client.publish_many("orders", range(100))
         [before] = client.topics()
@@ -30,7 +30,7 @@ def test_a_backup_of_a_running_server_is_restored(log: str, tmp_path: Path) -> N
     assert_sentence(himalia("restore", target, "--log", log), 1, "--force")
     restored = himalia("restore", target, "--log", log, "--force", "--json")
     assert json.loads(restored.stdout)["records"] == 100
-    with Server("--port", "0", "--log", log) as server, SyncClient(server.url, server.token) as client:
+    with ServeCommand("--port", "0", "--log", log) as server, SyncClient(server.url, server.token) as client:
         [after] = client.topics()
         assert [event.payload for event in client.read("orders")] == list(range(100))
         assert after.epoch != before.epoch
@@ -38,7 +38,7 @@ def test_a_backup_of_a_running_server_is_restored(log: str, tmp_path: Path) -> N
 
 def test_json_and_the_environment(log: str, tmp_path: Path) -> None:
     """HIMALIA_LOG names the log as it does for serve; --json prints one object."""
-    with Server("--port", "0", "--log", log):
+    with ServeCommand("--port", "0", "--log", log):
         done = himalia("backup", str(tmp_path / "copy.db"), "--json", env={"HIMALIA_LOG": log})
     found = json.loads(done.stdout)
     assert (found["status"], found["path"]) == ("backed up", str(tmp_path / "copy.db"))
@@ -47,14 +47,14 @@ def test_json_and_the_environment(log: str, tmp_path: Path) -> None:
 
 def test_a_backup_into_a_directory_that_does_not_exist(log: str, tmp_path: Path) -> None:
     """The sentence names the directory that is missing, not the log, which is well."""
-    with Server("--port", "0", "--log", log):
+    with ServeCommand("--port", "0", "--log", log):
         done = himalia("backup", str(tmp_path / "missing" / "x.db"), "--log", log)
     assert_sentence(done, 1, f"there is no directory {tmp_path / 'missing'}")
 
 
 def test_a_backup_that_cannot_be_written_names_its_place(log: str, tmp_path: Path) -> None:
     """A full disk, a name that cannot be, a file system that takes no files: of the backup, not of the log."""
-    with Server("--port", "0", "--log", log) as server, SyncClient(server.url, server.token) as client:
+    with ServeCommand("--port", "0", "--log", log) as server, SyncClient(server.url, server.token) as client:
         client.create_topic("orders")
         client.publish_many("orders", ["x" * 1000] * 4000)
         with small_file_system(tmp_path / "disk") as disk:

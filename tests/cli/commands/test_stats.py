@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 import signal
 
-from tests.cli.running import Running, himalia
+from tests.cli.command import RunningCommand, himalia
 from tests.servers import RunningServer
 
 
@@ -28,7 +28,7 @@ def test_json_for_programs(server: RunningServer) -> None:
 
 def test_watching_until_ctrl_c(server: RunningServer) -> None:
     """With --watch it goes on until Ctrl-C, which is exit code 130."""
-    with Running("stats", "--watch", "--json") as running:
+    with RunningCommand("stats", "--watch", "--json") as running:
         for _ in range(2):
             assert json.loads(running.line())["published"] == 0
         running.signal(signal.SIGINT)

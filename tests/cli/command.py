@@ -34,7 +34,7 @@ def himalia(
     return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
-class Running:
+class RunningCommand:
     """A command that goes on: read its lines as they come, send it signals, wait for its end."""
 
     def __init__(
@@ -72,7 +72,7 @@ class Running:
         """The next line of stdout."""
         return _line(self.process.stdout)
 
-    def said(self) -> str:
+    def error_line(self) -> str:
         """The next line of stderr."""
         return _line(self.process.stderr)
 
@@ -88,7 +88,7 @@ def _line(stream: IO[bytes] | None) -> str:
     return stream.readline().decode().rstrip("\n")
 
 
-class Server(Running):
+class ServeCommand(RunningCommand):
     """``himalia serve`` that is ready."""
 
     def __init__(self, *arguments: str, env: Mapping[str, str] | None = None) -> None:

@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 from himalia.cli.process.supervisor import PIPELINE_ENDS_WITHIN_S
-from tests.cli.running import COMMAND, DEADLINE_S, Running, assert_sentence, himalia
-from tests.cli.terminal import OnTerminal
-from tests.cli.up import Up, assert_all_gone
+from tests.cli.command import COMMAND, DEADLINE_S, RunningCommand, assert_sentence, himalia
+from tests.cli.pty_command import TerminalCommand
+from tests.cli.up_process import UpProcess, assert_all_gone
 from tests.server.raw_clients import until
 
 pytestmark = pytest.mark.slow
@@ -30,7 +30,7 @@ PR_CAPBSET_DROP, CAP_DAC_OVERRIDE = 24, 1
 
 def test_it_says_where_it_is_and_what_to_try(tmp_path: Path) -> None:
     """The first line is the address with its token, which opens everything; commands to try follow."""
-    with Up(tmp_path, "--no-pipeline") as up:
+    with UpProcess(tmp_path, "--no-pipeline") as up:
         assert up.greeting.startswith("Himalia is ready at http://127.0.0.1:")
         assert up.line() == "Open that address, or try in another terminal:"
         assert "publish orders" in up.line()
@@ -43,7 +43,7 @@ def test_it_says_where_it_is_and_what_to_try(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_leaves_no_process(tmp_path: Path, number: int) -> None:
     """The server and the kernels that somebody has started on it end, in order; the exit code is 0."""
-    with Up(tmp_path, "--no-pipeline", env={"HIMALIA_KERNELS_STAY": "true"}) as up:
+    with UpProcess(tmp_path, "--no-pipeline", env={"HIMALIA_KERNELS_STAY": "true"}) as up:
         with up.http() as http:
             http.post("/api/kernels", json={}).raise_for_status()
         family = up.family()
@@ -57,7 +57,7 @@ def test_a_signal_leaves_no_process(tmp_path: Path, number: int) -> None:
 def test_ctrl_c_at_the_terminal(tmp_path: Path) -> None:
     """The key goes to ``up`` alone, which ends the rest in order, and says nothing that looks like a failure."""
     flags = ("--no-pipeline", "--demo", "--port", "0", "--log", f"sqlite://{tmp_path}/log.db")
-    with OnTerminal("up", *flags) as terminal:
+    with TerminalCommand("up", *flags) as terminal:
         terminal.until("run 'print(")
         family = psutil.Process(terminal.process.pid).children(recursive=True)
         terminal.type("\x03")
@@ -70,7 +70,7 @@ def test_ctrl_c_at_the_terminal(tmp_path: Path) -> None:
 
 def test_killed_it_leaves_no_process_either(tmp_path: Path) -> None:
     """What it has started notices that it is gone, however it went, and ends in order."""
-    with Up(tmp_path, "--demo", env=NO_JAVA) as up:
+    with UpProcess(tmp_path, "--demo", env=NO_JAVA) as up:
         with up.http() as http:
             until(lambda: http.get("/api/kernels").json())
         family = up.family()
@@ -81,7 +81,7 @@ def test_killed_it_leaves_no_process_either(tmp_path: Path) -> None:
 
 def test_ctrl_c_while_the_server_starts(tmp_path: Path) -> None:
     """Who changes their mind at once gets no traceback, and nothing is left."""
-    with Running("up", "--port", "0", "--log", f"sqlite://{tmp_path}/log.db") as up:
+    with RunningCommand("up", "--port", "0", "--log", f"sqlite://{tmp_path}/log.db") as up:
         until(lambda: psutil.Process(up.process.pid).children())
         family = psutil.Process(up.process.pid).children(recursive=True)
         up.signal(signal.SIGINT)
@@ -93,7 +93,7 @@ def test_ctrl_c_while_the_server_starts(tmp_path: Path) -> None:
 
 def test_ctrl_c_while_spark_starts(tmp_path: Path) -> None:
     """There is no moment at which Ctrl-C leaves a Java behind."""
-    with Up(tmp_path) as up:
+    with UpProcess(tmp_path) as up:
         until(lambda: up.part("org.apache.spark") is not None)
         family = up.family()
         up.signal(signal.SIGINT)
@@ -104,7 +104,7 @@ def test_ctrl_c_while_spark_starts(tmp_path: Path) -> None:
 
 def test_a_second_ctrl_c_does_not_wait_for_the_pipeline(tmp_path: Path) -> None:
     """A pipeline that cannot end is waited for; who is in a hurry need not. The server ends in order all the same."""
-    with Up(tmp_path) as up:
+    with UpProcess(tmp_path) as up:
         until(lambda: up.part("org.apache.spark") is not None)
         family = up.family()
         pipeline = up.part("pipeline run")
@@ -122,7 +122,7 @@ def test_a_second_ctrl_c_does_not_wait_for_the_pipeline(tmp_path: Path) -> None:
 
 def test_a_second_one_says_where_the_first_is(tmp_path: Path) -> None:
     """One log has one server: the second gives the first one's address, with its token, and exits 1."""
-    with Up(tmp_path, "--no-pipeline") as up:
+    with UpProcess(tmp_path, "--no-pipeline") as up:
         second = himalia("up", "--port", "0", "--log", up.log)
         assert_sentence(second, 1, "runs on this log already", f"{up.url}/?token={up.token}")
 
@@ -131,14 +131,17 @@ def test_another_log_is_another_server(tmp_path: Path) -> None:
     """Each log has its own server and its own tables, which are beside it."""
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-    with Up(tmp_path / "one", "--no-pipeline") as one, Up(tmp_path / "two", "--no-pipeline") as two:
+    with (
+        UpProcess(tmp_path / "one", "--no-pipeline") as one,
+        UpProcess(tmp_path / "two", "--no-pipeline") as two,
+    ):
         assert one.url != two.url
 
 
 def test_the_tables_are_beside_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Server and pipeline are told the same place, and so is the reader."""
     monkeypatch.delenv("HIMALIA_WAREHOUSE")
-    with Up(tmp_path, env=NO_JAVA) as up:
+    with UpProcess(tmp_path, env=NO_JAVA) as up:
         said = [up.line() for _ in range(5)]
         assert said[-1].endswith(f"--warehouse {tmp_path}/warehouse")
         for words in ("himalia.cli serve", "himalia.cli pipeline run"):
@@ -148,8 +151,8 @@ def test_the_tables_are_beside_the_log(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_without_a_java_the_page_is_there(tmp_path: Path) -> None:
     """That the pipeline does not run is one sentence, with what to do; all the rest works."""
-    with Up(tmp_path, env=NO_JAVA) as up:
-        told = up.said()
+    with UpProcess(tmp_path, env=NO_JAVA) as up:
+        told = up.error_line()
         assert told.startswith(
             "warning: the pipeline does not run: JAVA_HOME is /no/such/java, but there is no"
         )
@@ -164,19 +167,19 @@ def test_without_a_java_the_page_is_there(tmp_path: Path) -> None:
 
 def test_a_pipeline_that_dies_is_told(tmp_path: Path) -> None:
     """Whatever ends it: that is said, and the server goes on."""
-    with Up(tmp_path) as up:
+    with UpProcess(tmp_path) as up:
         until(lambda: up.part("pipeline run") is not None)
         pipeline = up.part("pipeline run")
         assert pipeline is not None
         pipeline.kill()
-        assert "the pipeline does not run: it did not say why (exit code -9)" in up.said()
+        assert "the pipeline does not run: it did not say why (exit code -9)" in up.error_line()
         with up.http() as http:
             assert http.get("/health").json()["status"] == "ok"
 
 
 def test_a_server_that_dies_ends_it(tmp_path: Path) -> None:
     """Without its server nothing goes on; that is said, and the exit code is not 0."""
-    with Up(tmp_path, "--no-pipeline") as up:
+    with UpProcess(tmp_path, "--no-pipeline") as up:
         server = up.part("himalia.cli serve")
         assert server is not None
         family = up.family()
@@ -188,7 +191,7 @@ def test_a_server_that_dies_ends_it(tmp_path: Path) -> None:
 
 def test_the_demo_works_and_stops(tmp_path: Path) -> None:
     """Orders come in and go on coming, a kernel works; with Ctrl-C its topic ends with the kernel's stop."""
-    with Up(tmp_path, "--no-pipeline", "--demo") as up, up.http() as http:
+    with UpProcess(tmp_path, "--no-pipeline", "--demo") as up, up.http() as http:
         until(lambda: http.get("/topics").json()["topics"] and http.get("/api/kernels").json())
         kernel = http.get("/api/kernels").json()[0]["id"]
         until(lambda: http.get("/stats").json()["topics"]["demo.orders"]["messages"] > 42)
@@ -197,7 +200,7 @@ def test_the_demo_works_and_stops(tmp_path: Path) -> None:
         assert up.end() == 0
         assert up.errors() == ""
         log = up.log
-    with Up(tmp_path, "--no-pipeline") as again, again.http() as http:
+    with UpProcess(tmp_path, "--no-pipeline") as again, again.http() as http:
         assert again.log == log
         last = http.get(f"/topics/kernels.{kernel}/messages?last=1").json()["messages"][0]
         assert last["message"]["payload"]["content"]["event"] == "stopped"
@@ -214,7 +217,7 @@ def test_wrong_usage(flags: list[str], part: str) -> None:
 
 def test_a_port_that_is_taken(tmp_path: Path) -> None:
     """It says which port, and how to choose another."""
-    with Up(tmp_path, "--no-pipeline") as up:
+    with UpProcess(tmp_path, "--no-pipeline") as up:
         other = himalia("up", "--port", up.port, "--log", f"sqlite://{tmp_path}/other.db")
         assert_sentence(other, 1, f"127.0.0.1:{up.port}", "--port", "HIMALIA_PORT")
 
@@ -268,7 +271,7 @@ def test_a_server_with_keys_needs_one_for_the_others(tmp_path: Path) -> None:
     log = f"sqlite://{tmp_path}/log.db"
     assert_sentence(himalia("up", "--log", log, env=env), 1, "put a key into HIMALIA_TOKEN")
     with (
-        Up(tmp_path, "--no-pipeline", "--demo", env={**env, "HIMALIA_TOKEN": KEY}) as up,
+        UpProcess(tmp_path, "--no-pipeline", "--demo", env={**env, "HIMALIA_TOKEN": KEY}) as up,
         httpx.Client(base_url=up.url, headers={"X-API-Key": KEY}) as http,
     ):
         until(lambda: "demo.orders" in {topic["name"] for topic in http.get("/topics").json()["topics"]})

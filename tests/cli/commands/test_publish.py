@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from himalia.client import Event, SyncClient
-from tests.cli.running import Running, assert_sentence, himalia
+from tests.cli.command import RunningCommand, assert_sentence, himalia
 from tests.servers import RunningServer
 
 
@@ -175,7 +175,7 @@ def test_lines_are_published_as_they_come(client: SyncClient) -> None:
     """A pipe that pauses does not hold back what it gave: each line is stored while the pipe stays open."""
     with (
         client.subscribe("orders") as events,
-        Running("publish", "orders", "-", stdin=subprocess.PIPE) as running,
+        RunningCommand("publish", "orders", "-", stdin=subprocess.PIPE) as running,
     ):
         assert running.process.stdin is not None
         for number in range(3):
@@ -192,7 +192,7 @@ def test_ctrl_c_while_a_pipe_is_open(client: SyncClient) -> None:
     """Ctrl-C ends a publish that waits for its pipe, with exit code 130 and without a traceback."""
     with (
         client.subscribe("orders") as events,
-        Running("publish", "orders", "-", stdin=subprocess.PIPE) as running,
+        RunningCommand("publish", "orders", "-", stdin=subprocess.PIPE) as running,
     ):
         assert running.process.stdin is not None
         running.process.stdin.write(b"1\n")

@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from himalia.cli.terminal.widgets import STATE, VIEW, Widgets
-from tests.cli.running import himalia
-from tests.cli.terminal import OnTerminal, displayed
-from tests.cli.test_rendering import say, shown, stream
+from tests.cli.command import himalia
+from tests.cli.pty_command import TerminalCommand, displayed
+from tests.cli.terminal.test_kernel_output import say, shown, stream
 from tests.servers import RunningServer
 from tests.shared_kernel_server import kernel_server
 
@@ -204,7 +204,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]
 @pytest.mark.slow
 def test_tqdm_on_a_terminal(kernels: RunningServer) -> None:
     """At the end it says 5/5 and 100%, once, below what was printed."""
-    with OnTerminal("run", LOOP, env={"HIMALIA_URL": kernels.url}) as terminal:
+    with TerminalCommand("run", LOOP, env={"HIMALIA_URL": kernels.url}) as terminal:
         assert terminal.end() == 0
         rows = [row for row in displayed(terminal.screen) if row]
     assert rows[:5] == [f"at {number}" for number in range(5)]

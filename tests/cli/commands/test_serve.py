@@ -10,7 +10,7 @@ import pytest
 
 from himalia.cli.settings_options import read_settings
 from himalia.settings import Settings
-from tests.cli.running import Server, assert_sentence, himalia
+from tests.cli.command import ServeCommand, assert_sentence, himalia
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def log(tmp_path: Path) -> str:
 
 def test_it_serves_and_says_where(log: str) -> None:
     """The first line on stdout is the address with the token, and with it everything is open."""
-    with Server("--port", "0", "--log", log) as server:
+    with ServeCommand("--port", "0", "--log", log) as server:
         assert httpx.get(f"{server.url}/topics").status_code == 401
         answer = httpx.get(f"{server.url}/topics", headers={"X-API-Key": server.token})
         assert answer.json() == {"topics": []}
@@ -29,7 +29,7 @@ def test_it_serves_and_says_where(log: str) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_it_in_order(log: str, number: int) -> None:
     """Ctrl-C and SIGTERM end the server with exit code 0 and no traceback."""
-    with Server("--port", "0", "--log", log) as server:
+    with ServeCommand("--port", "0", "--log", log) as server:
         server.signal(number)
         assert server.end() == 0
         assert server.process.stderr is not None
@@ -98,7 +98,7 @@ def test_what_cannot_be_started_is_one_sentence(arguments: list[str], part: str)
 
 def test_a_port_in_use_and_a_log_in_use(log: str, tmp_path: Path) -> None:
     """Two servers cannot have one port, nor one log; the second says so."""
-    with Server("--port", "0", "--log", log) as server:
+    with ServeCommand("--port", "0", "--log", log) as server:
         taken = himalia("serve", "--port", server.port, "--log", f"sqlite://{tmp_path}/other.db")
         assert_sentence(taken, 1, "--port")
         locked = himalia("serve", "--port", "0", "--log", log)
@@ -109,7 +109,7 @@ def test_a_port_in_use_and_a_log_in_use(log: str, tmp_path: Path) -> None:
 
 def test_logs_for_programs(log: str) -> None:
     """With --log-format json every line of the server's log is a JSON object."""
-    with Server("--port", "0", "--log", log, "--log-format", "json") as server:
+    with ServeCommand("--port", "0", "--log", log, "--log-format", "json") as server:
         server.signal(signal.SIGTERM)
         assert server.end() == 0
         assert server.process.stderr is not None

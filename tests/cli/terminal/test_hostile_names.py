@@ -11,7 +11,7 @@ import pytest
 
 from himalia.cli.terminal.output import make_table, print_json, print_warning, printable, write_line
 from himalia.client import SyncClient
-from tests.cli.running import himalia
+from tests.cli.command import himalia
 from tests.servers import RunningServer
 
 CLIPBOARD = "\x1b]52;c;cm0gLXJmIH4=\x07"

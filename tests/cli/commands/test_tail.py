@@ -11,7 +11,7 @@ import pytest
 
 from himalia.client import SyncClient
 from himalia.record import Retention
-from tests.cli.running import COMMAND, DEADLINE_S, Running, Server, assert_sentence, himalia
+from tests.cli.command import COMMAND, DEADLINE_S, RunningCommand, ServeCommand, assert_sentence, himalia
 from tests.server.raw_clients import until
 from tests.servers import RunningServer
 
@@ -63,7 +63,7 @@ def test_control_characters_do_not_reach_a_terminal(client: SyncClient) -> None:
 
 def test_live_records_are_flushed(client: SyncClient) -> None:
     """What is published while it runs is on stdout at once; Ctrl-C ends it with exit code 0, silently."""
-    with Running("tail", "orders", "--last", "1", "--json") as running:
+    with RunningCommand("tail", "orders", "--last", "1", "--json") as running:
         assert json.loads(running.line())["offset"] == 4
         for offset in range(5, 8):
             client.publish("orders", offset)
@@ -91,7 +91,7 @@ def test_a_closed_pipe_ends_it(client: SyncClient) -> None:
 def test_a_closed_pipe_in_the_middle_of_much(client: SyncClient) -> None:
     """A reader that leaves while lines are being written ends it just as well."""
     client.publish_many("orders", ["x" * 1000] * 5000)
-    with Running("tail", "orders", "--from", "0") as running:
+    with RunningCommand("tail", "orders", "--from", "0") as running:
         assert running.line().endswith('orders 0 {"n":0}')
         assert running.process.stdout is not None
         running.process.stdout.close()
@@ -128,16 +128,16 @@ def test_a_bad_pattern_and_a_bad_filter(client: SyncClient) -> None:
 
 def test_a_deleted_topic_ends_it(client: SyncClient) -> None:
     """When the topic is deleted, that is said on stderr, and the command ends."""
-    with Running("tail", "orders", "--last", "1") as running:
+    with RunningCommand("tail", "orders", "--last", "1") as running:
         running.line()
         client.delete_topic("orders")
-        assert running.said() == "warning: topic orders was deleted"
+        assert running.error_line() == "warning: topic orders was deleted"
         assert running.end() == 0
 
 
 def test_an_offset_beyond_the_end_is_waited_for(client: SyncClient) -> None:
     """--from an offset that is not there yet prints no earlier record, and begins when the log reaches it."""
-    with Running("tail", "orders", "--from", "7", "--count", "1", "--json") as running:
+    with RunningCommand("tail", "orders", "--from", "7", "--count", "1", "--json") as running:
         until(lambda: client.stats().topics["orders"].subscribers == 1)
         client.publish_many("orders", range(5))
         assert json.loads(running.line())["offset"] == 7
@@ -157,7 +157,7 @@ def test_a_gap_is_said_in_words(client: SyncClient) -> None:
 
 def test_what_was_dropped_is_said_in_words(client: SyncClient) -> None:
     """A reader that is too slow for its policy is told on stderr which offsets it missed."""
-    with Running("tail", "orders", "--limit", "5", "--last", "1", "--json") as running:
+    with RunningCommand("tail", "orders", "--limit", "5", "--last", "1", "--json") as running:
         assert json.loads(running.line())["offset"] == 4
         count = 5
         while client.stats().topics["orders"].lag < 100:
@@ -165,7 +165,7 @@ def test_what_was_dropped_is_said_in_words(client: SyncClient) -> None:
         offsets: list[int] = []
         while not offsets or offsets[-1] < count - 1:
             offsets.append(json.loads(running.line())["offset"])
-        said = running.said()
+        said = running.error_line()
     found = re.fullmatch(
         r"warning: (\d+) records were dropped from orders \((\d+) to (\d+)\) because we were too slow; "
         r"'himalia tail orders --from \d+ --count \d+' shows them",
@@ -179,19 +179,19 @@ def test_what_was_dropped_is_said_in_words(client: SyncClient) -> None:
 def test_it_goes_on_after_the_server_was_killed(tmp_path: Path) -> None:
     """kill -9 of the server and a new start: tail says so and shows every record once."""
     arguments = ("--log", f"sqlite://{tmp_path}/log.db", "--token", "a-fixed-token-0123456789")
-    with Server("--port", "0", *arguments) as first:
+    with ServeCommand("--port", "0", *arguments) as first:
         with SyncClient(first.url, first.token) as client:
             client.create_topic("orders")
             client.publish_many("orders", range(10))
-        with Running(
+        with RunningCommand(
             "tail", "orders", "--from", "0", "--json", "--url", first.url, "--token", first.token
         ) as tail:
             got = [json.loads(tail.line())["offset"] for _ in range(10)]
             first.signal(signal.SIGKILL)
             first.end()
-            assert "trying again" in tail.said()
-            with Server("--port", first.port, *arguments) as again:
-                assert "again" in tail.said()
+            assert "trying again" in tail.error_line()
+            with ServeCommand("--port", first.port, *arguments) as again:
+                assert "again" in tail.error_line()
                 with SyncClient(again.url, again.token) as client:
                     client.publish_many("orders", range(10, 20))
                 got += [json.loads(tail.line())["offset"] for _ in range(10)]

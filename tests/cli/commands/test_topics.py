@@ -6,7 +6,7 @@ import pty
 
 import pytest
 
-from tests.cli.running import Running, assert_sentence, himalia
+from tests.cli.command import RunningCommand, assert_sentence, himalia
 from tests.servers import RunningServer
 
 
@@ -65,7 +65,7 @@ def test_deleting_asks_on_a_terminal(server: RunningServer, answer: str, code: i
     server.create("orders")
     ours, theirs = pty.openpty()
     os.write(ours, answer.encode() + b"\n")
-    with Running("topics", "delete", "orders", stdin=theirs) as running:
+    with RunningCommand("topics", "delete", "orders", stdin=theirs) as running:
         assert running.end() == code
         assert running.process.stderr is not None
         assert b"Delete topic 'orders'" in running.process.stderr.read()

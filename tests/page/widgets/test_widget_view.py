@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from tests.page.kernels import LiveKernel
+from tests.page.live_kernel import LiveKernel
 
 pytestmark = pytest.mark.slow
 
