@@ -53,7 +53,7 @@ tools:           ## Install nginx and Prometheus for the tests of the guides, wh
 
 # Drivers of Spark start in half the time with it; tests do without where it cannot be had.
 $(ARCHIVE): $(STAMP)
-	@$(BIN)/python -m tests.spark.archive $(ARCHIVE) >/dev/null 2>&1 || touch $(ARCHIVE)
+	@$(BIN)/python -m tests.spark.class_archive $(ARCHIVE) >/dev/null 2>&1 || touch $(ARCHIVE)
 
 # Most tests wait for something, so four processes share two cores well; those of Spark compute. -rs lists what is skipped.
 unit: setup browser $(ARCHIVE)

@@ -22,15 +22,15 @@ from himalia.spark.connector.read import READ_SCHEMA
 from himalia.spark.delta import maintenance
 from himalia.spark.delta.table import Staged, Table, no_rows
 from himalia.spark.delta.tables import TABLES, schema_of
+from himalia.spark.pipeline import batch as batch_module
 from himalia.spark.pipeline.erase import forget
 from himalia.spark.pipeline.runner import Pipeline, Progress
-from himalia.spark.transforms import batch as batch_module
 from himalia.spark.transforms import errors, executions, kernel_health, orphans, topic_activity
 from himalia.spark.transforms.iopub import iopub
 from himalia.spark.transforms.messages import messages
 from himalia.spark.transforms.requests import STATE_SCHEMA, carried, merged
 from tests.servers import RunningServer, start_server
-from tests.spark.pipelines import (
+from tests.spark.pipeline_runs import (
     all_contents,
     busy_kernel,
     contents,
@@ -284,13 +284,13 @@ def test_killed_between_any_two_commits(spark: SparkSession, server: RunningServ
     """
     options: dict[str, Any] = {"topics": ["kernels.killed"]}
     expected, warehouse = tmp_path / "expected", tmp_path / "warehouse"
-    story = dead_kernel("killed", 2)
+    records = dead_kernel("killed", 2)
     # The second batch goes on from a state: a request is open, and a message waits.
-    feed(server, story[:12])
+    feed(server, records[:12])
     run_once(server, expected, **options)
     run_once(server, warehouse, **options)
     before = published(server)
-    feed(server, story[12:])
+    feed(server, records[12:])
     run_once(server, expected, **options)
     told = published(server)
     # How many that is depends on the hour: a window may end between the two halves.

@@ -1,35 +1,35 @@
-"""Adversarial traffic of one topic, by chance: what a kernel may say, and what none ever should, in any order."""
+"""Random traffic of a kernel's topic: records that a kernel may send, and some that none should, in any order."""
 
 from __future__ import annotations
 
 from random import Random
 
 from himalia.record import format_ts
-from tests.spark.traffic import NOON_US, Row, Teller
+from tests.spark.traffic import NOON_US, Row, TopicBuilder
 
 PAUSES_S = (0.0, 0.0, 0.0, 0.001, 1.0, 20.0, 59.9, 60.0, 60.1, 61.0, 200.0)
 TEXTS = ("x", "hällo\n", "", "€" * 400, "0123456789" * 2000, "ab😀c" * 9000)
 STATUSES = ("ok", "ok", "error", "aborted", "died", "timeout", "cancelled", "stale", "nonsense")
 
 
-def story(random: Random, kernel_id: str, *, length: int = 40) -> list[Row]:
+def random_records(random: Random, kernel_id: str, *, length: int = 40) -> list[Row]:
     """Up to ``length`` records of a few requests, in one epoch or two."""
     rows: list[Row] = []
     at = 0.0
     for epoch in ("e1", "e2")[: random.choice((1, 1, 1, 2))]:
         # The name says nothing of the age.
-        teller = Teller(kernel_id, epoch=random.choice("abc") + epoch, at=at + 1)
-        at = _tell(random, teller, at + 1, random.randint(1, length))
-        rows += teller.rows
+        builder = TopicBuilder(kernel_id, epoch=random.choice("abc") + epoch, at=at + 1)
+        at = _append_records(random, builder, at + 1, random.randint(1, length))
+        rows += builder.rows
     return rows
 
 
-def _tell(random: Random, teller: Teller, at: float, length: int) -> float:
+def _append_records(random: Random, builder: TopicBuilder, at: float, length: int) -> float:
     scripts = [_script(random, f"r{number}") for number in range(random.randint(1, 4))]
-    while len(teller.rows) < length and any(scripts):
+    while len(builder.rows) < length and any(scripts):
         script = random.choice([script for script in scripts if script])
         at += random.choice(PAUSES_S) if random.random() < 0.4 else 0.0
-        _say(random, teller, *script.pop(0), at)
+        _append(random, builder, *script.pop(0), at)
     return at
 
 
@@ -59,61 +59,61 @@ def _script(random: Random, request_id: str) -> list[tuple[str, str]]:
     return [(step, request_id) for step in script]
 
 
-def _say(random: Random, teller: Teller, step: str, request_id: str, at: float) -> None:
+def _append(random: Random, builder: TopicBuilder, step: str, request_id: str, at: float) -> None:
     match step:
         case "queued" | "sent":
-            getattr(teller, step)(request_id, f"code {random.randint(1, 3)}", at=at)
+            getattr(builder, step)(request_id, f"code {random.randint(1, 3)}", at=at)
         case "busy" | "idle":
-            getattr(teller, step)(request_id, at=at, date=_date(random, at))
+            getattr(builder, step)(request_id, at=at, date=_date(random, at))
         case "comm":
-            teller.comm(request_id, at=at)
+            builder.comm(request_id, at=at)
         case "input":
-            teller.input(request_id, "typed", random.randint(1, 9), at=at)
+            builder.input(request_id, "typed", random.randint(1, 9), at=at)
         case "stream":
-            teller.stream(
+            builder.stream(
                 request_id, random.choice(TEXTS), random.choice(("stdout", "stdout", "stderr", "log")), at=at
             )
         case "error":
-            teller.error(
-                request_id, random.choice(("ValueError", "KeyError")), f"no {len(teller.rows)}", at=at
+            builder.error(
+                request_id, random.choice(("ValueError", "KeyError")), f"no {len(builder.rows)}", at=at
             )
         case "result":
-            teller.result(request_id, random.choice((None, {"image/png": "x", "text/plain": "y"})), at=at)
+            builder.result(request_id, random.choice((None, {"image/png": "x", "text/plain": "y"})), at=at)
         case "display":
-            teller.display(request_id, {"text/html": "<b>"}, at=at)
+            builder.display(request_id, {"text/html": "<b>"}, at=at)
         case "reply":
             status = random.choice(("ok", "error", "aborted", "abort"))
-            teller.reply(
+            builder.reply(
                 request_id,
                 status,
                 at=at,
                 **({"ename": "Replied", "evalue": "r"} if status == "error" else {}),
             )
         case "closed":
-            teller.closed(request_id, random.choice(STATUSES), random.choice(("", "why")), at=at)
+            builder.closed(request_id, random.choice(STATUSES), random.choice(("", "why")), at=at)
         case "too_large":
-            teller.event("message_too_large", request_id, at=at, size_bytes=5)
+            builder.event("message_too_large", request_id, at=at, size_bytes=5)
         case "odd":
-            teller.message("debug_event", request_id, {"execution_state": "odd"}, at=at)
+            builder.message("debug_event", request_id, {"execution_state": "odd"}, at=at)
         case "ending":
-            teller.event(
+            builder.event(
                 random.choice(("died", "stopped", "restarting")), at=at, reason=random.choice(("", "so"))
             )
         case "quiet":
-            teller.message("status", "", {"execution_state": "starting"}, at=at)
+            builder.message("status", "", {"execution_state": "starting"}, at=at)
         case "broken":
-            headers = teller.stream(request_id, "lost", at=at).headers
-            teller.rows.pop()
-            teller.record(
-                f"broken-{len(teller.rows)}",
+            headers = builder.stream(request_id, "lost", at=at).headers
+            builder.rows.pop()
+            builder.record(
+                f"broken-{len(builder.rows)}",
                 headers,
                 random.choice(('{"header": {', "[]", '{"content": 5}')),
                 at,
             )
         case "bare":
-            row = teller.stream(request_id, "bare", at=at)
-            teller.rows.pop()
-            teller.record(row.id, {}, row.value, at)
+            row = builder.stream(request_id, "bare", at=at)
+            builder.rows.pop()
+            builder.record(row.id, {}, row.value, at)
 
 
 def _date(random: Random, at: float) -> str:

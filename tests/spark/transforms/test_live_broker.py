@@ -19,9 +19,9 @@ from himalia.record import Record
 from himalia.spark.transforms.iopub import iopub
 from tests.servers import DEADLINE_S, RunningServer
 from tests.shared_kernel_server import kernel_server
-from tests.spark.folding import Folded, fold, interpreted
-from tests.spark.pipelines import until
+from tests.spark.pipeline_runs import until
 from tests.spark.traffic import rows_of, stored
+from tests.spark.transforms.fold_checks import FoldResult, fold, interpreted
 
 IOPUB = tuple(Channel)
 CODES = (
@@ -85,7 +85,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
 
 
 @pytest.fixture(scope="module")
-def folded(spark: SparkSession, recorded: Recorded) -> Folded:
+def folded(spark: SparkSession, recorded: Recorded) -> FoldResult:
     """The fold, over batches that cut the traffic in three."""
     batches: list[list[Any]] = [[], [], []]
     for records in recorded.topics.values():
@@ -140,7 +140,7 @@ def routed(recorded: Recorded) -> tuple[dict[str, Counter[str]], set[str]]:
 
 
 @pytest.mark.slow
-def test_messages_per_request_and_channel(recorded: Recorded, folded: Folded) -> None:
+def test_messages_per_request_and_channel(recorded: Recorded, folded: FoldResult) -> None:
     live, _ = routed(recorded)
     counted = {
         row["request_id"]: Counter(
@@ -154,7 +154,7 @@ def test_messages_per_request_and_channel(recorded: Recorded, folded: Folded) ->
 
 
 @pytest.mark.slow
-def test_how_each_request_ended(recorded: Recorded, folded: Folded) -> None:
+def test_how_each_request_ended(recorded: Recorded, folded: FoldResult) -> None:
     """As the server answered whoever asked, while it ran."""
     told = {row["request_id"]: (row["status"], row["execution_count"], row["ename"]) for row in folded.closed}
     answered = {
@@ -170,7 +170,7 @@ def test_how_each_request_ended(recorded: Recorded, folded: Folded) -> None:
 
 
 @pytest.mark.slow
-def test_what_each_request_printed(recorded: Recorded, folded: Folded) -> None:
+def test_what_each_request_printed(recorded: Recorded, folded: FoldResult) -> None:
     for row in folded.closed:
         for name in ("stdout", "stderr"):
             outputs = recorded.answers[row["request_id"]]["outputs"]
@@ -179,7 +179,7 @@ def test_what_each_request_printed(recorded: Recorded, folded: Folded) -> None:
 
 
 @pytest.mark.slow
-def test_what_belongs_to_no_request(recorded: Recorded, folded: Folded) -> None:
+def test_what_belongs_to_no_request(recorded: Recorded, folded: FoldResult) -> None:
     """The same messages: those with which the kernels answered what Himalia itself asked them when they started."""
     _, live = routed(recorded)
     assert {row["id"] for row in folded.orphans} == live and live

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 
 from himalia.record import Position
+from himalia.spark.pipeline import feedback as module
 from himalia.spark.pipeline.feedback import Feedback, changed
 from himalia.spark.pipeline.server_client import Server
-from himalia.spark.transforms import feedback as module
 from tests.server.identity.credentials import write_keys
 from tests.servers import RunningServer
 

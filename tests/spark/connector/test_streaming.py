@@ -22,8 +22,8 @@ from himalia.spark.connector.planning import Range
 from himalia.spark.connector.read import RangesPartition
 from himalia.spark.connector.stream import StreamReader
 from tests.servers import DEADLINE_S, RunningServer
-from tests.spark.pipelines import until
-from tests.spark.test_connector_reading import recreate, shorten, state_of
+from tests.spark.connector.test_reading import recreate, shorten, state_of
+from tests.spark.pipeline_runs import until
 
 Publish = Callable[..., None]
 ALL = ReadAllAvailable()

@@ -1,7 +1,7 @@
-"""What the tables should say of some traffic, worked out record by record in plain Python.
+"""A reference model of the fold: the rows of the tables, computed record by record in plain Python.
 
-It knows nothing of batches, marks or sums: it keeps whole requests in dictionaries and forgets as little as it may.
-The fold has to agree with it however the traffic is cut.
+It has no batches, marks or sums: it keeps whole requests in dictionaries and forgets as little as it may. The fold must
+agree with it wherever the log is cut into batches.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ class Request:
 
 
 @dataclass
-class Told:
-    """All tables that come of the fold, as lists of dictionaries."""
+class ReferenceTables:
+    """The rows of every table that the fold fills, as dictionaries."""
 
     closed: list[dict[str, Any]] = field(default_factory=list)
     running: list[dict[str, Any]] = field(default_factory=list)
@@ -95,9 +95,9 @@ class Told:
     lingering: int = 0
 
 
-def told(rows: Iterable[Row]) -> Told:
-    """What the tables say when all of this was read."""
-    result = Told()
+def reference_tables(rows: Iterable[Row]) -> ReferenceTables:
+    """Compute the tables from all records at once."""
+    result = ReferenceTables()
     by_topic: dict[str, dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         by_topic[row.topic][row.epoch].append(row)
@@ -110,7 +110,7 @@ def told(rows: Iterable[Row]) -> Told:
 
 
 class _Epoch:
-    def __init__(self, result: Told) -> None:
+    def __init__(self, result: ReferenceTables) -> None:
         self.result = result
         self.requests: dict[str, Request] = {}
         self.waiting: dict[str, list[Record]] = defaultdict(list)

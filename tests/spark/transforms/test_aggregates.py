@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from himalia.spark.transforms import errors, kernel_health, topic_activity
-from tests.spark.folding import interpreted
+from tests.spark.transforms.fold_checks import interpreted
 
 START = datetime(2026, 11, 16, 11, 57, tzinfo=UTC)
 STATUSES = ("ok", "ok", "ok", "error", "died", "aborted")

@@ -1,4 +1,4 @@
-"""Running the pipeline in tests: kernel traffic into a real server's log, and what came of it in the tables."""
+"""Run the pipeline in tests: put kernel traffic into a real server's log, and read the resulting tables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from himalia.record import Draft
 from himalia.spark.delta.tables import TABLES
 from himalia.spark.pipeline.runner import Pipeline, Summary
 from tests.servers import DEADLINE_S, RunningServer
-from tests.spark.traffic import Row, Teller
+from tests.spark.traffic import Row, TopicBuilder
 
 
 def feed(server: RunningServer, rows: Iterable[Row]) -> None:
@@ -41,26 +41,26 @@ def feed(server: RunningServer, rows: Iterable[Row]) -> None:
 
 def busy_kernel(kernel_id: str, requests: int = 4) -> list[Row]:
     """Requests that end well, one that fails, one that nobody knows, and at the end one that runs."""
-    teller = Teller(kernel_id, epoch=kernel_id)
+    builder = TopicBuilder(kernel_id, epoch=kernel_id)
     for number in range(requests):
-        teller.whole(f"{kernel_id}-r{number}", f"line {number}\n", "more\n")
-    teller.queued(f"{kernel_id}-bad")
-    teller.sent(f"{kernel_id}-bad")
-    teller.busy(f"{kernel_id}-bad")
-    teller.error(f"{kernel_id}-bad", evalue=kernel_id)
-    teller.reply(f"{kernel_id}-bad", "error")
-    teller.idle(f"{kernel_id}-bad")
-    teller.closed(f"{kernel_id}-bad", "error")
-    teller.stream("nobody", "who am I?")
-    teller.queued(f"{kernel_id}-open")
-    teller.sent(f"{kernel_id}-open")
-    teller.busy(f"{kernel_id}-open")
-    return teller.rows
+        builder.whole(f"{kernel_id}-r{number}", f"line {number}\n", "more\n")
+    builder.queued(f"{kernel_id}-bad")
+    builder.sent(f"{kernel_id}-bad")
+    builder.busy(f"{kernel_id}-bad")
+    builder.error(f"{kernel_id}-bad", evalue=kernel_id)
+    builder.reply(f"{kernel_id}-bad", "error")
+    builder.idle(f"{kernel_id}-bad")
+    builder.closed(f"{kernel_id}-bad", "error")
+    builder.stream("nobody", "who am I?")
+    builder.queued(f"{kernel_id}-open")
+    builder.sent(f"{kernel_id}-open")
+    builder.busy(f"{kernel_id}-open")
+    return builder.rows
 
 
 def dead_kernel(kernel_id: str, requests: int = 4) -> list[Row]:
     """The same, of a kernel that then dies: what it had open is closed, and what nobody knows an orphan."""
-    return [*busy_kernel(kernel_id, requests), Teller(kernel_id, epoch="end").event("died")]
+    return [*busy_kernel(kernel_id, requests), TopicBuilder(kernel_id, epoch="end").event("died")]
 
 
 def run_once(server: RunningServer, warehouse: Path, **options: Any) -> Summary:

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 from tests.servers import RunningServer
 from tests.spark.conftest import QUICK
-from tests.spark.pipelines import all_contents, dead_kernel, feed, run_once, stored
+from tests.spark.pipeline_runs import all_contents, dead_kernel, feed, run_once, stored
 
 BATCH_RECORDS = 20
 PROGRAM = f"""

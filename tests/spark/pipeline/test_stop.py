@@ -14,7 +14,7 @@ from tests.cli.command import RunningCommand
 from tests.cli.up_process import assert_all_gone
 from tests.servers import DEADLINE_S, RunningServer
 from tests.spark.conftest import QUICK
-from tests.spark.pipelines import all_contents, busy_kernel, feed, run_once
+from tests.spark.pipeline_runs import all_contents, busy_kernel, feed, run_once
 
 BATCH_RECORDS = 20
 SPARK_WITHIN_S = 250.0

@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from tests.spark.folding import fold, interpreted
-from tests.spark.stories import story
-from tests.spark.told import Told, told
 from tests.spark.traffic import Row
+from tests.spark.transforms.fold_checks import fold, interpreted
+from tests.spark.transforms.random_traffic import random_records
+from tests.spark.transforms.reference_model import ReferenceTables, reference_tables
 
 
 def cut(random: Random, rows: Sequence[Row], batches: int) -> list[list[Row]]:
@@ -63,15 +63,15 @@ def test_compiled_it_says_the_same(spark: SparkSession) -> None:
 
 def check(spark: SparkSession, seed: int, *, batch_count: int) -> None:
     random = Random(seed)
-    stories = [story(random, f"k{number}") for number in range(150)]
+    topics = [random_records(random, f"k{number}") for number in range(150)]
     batches: list[list[Row]] = [[] for _ in range(batch_count)]
-    for rows in stories:
+    for rows in topics:
         for batch, part in zip(batches, cut(random, rows, batch_count), strict=True):
             batch += part
     folded = fold(spark, batches)
-    expected = Told()
-    for rows in stories:
-        one = told(rows)
+    expected = ReferenceTables()
+    for rows in topics:
+        one = reference_tables(rows)
         expected.closed += one.closed
         expected.running += one.running
         expected.orphans += one.orphans

@@ -25,8 +25,8 @@ from himalia.spark.connector.read import BatchReader, RangesPartition
 from himalia.spark.connector.write import write_rows
 from himalia.spark.package import write_package
 from tests.servers import RunningServer
+from tests.spark.connector.test_writing import batch_of
 from tests.spark.test_cluster import bare_python
-from tests.spark.test_connector_writing import batch_of
 
 
 def told_by(work: Callable[[], object], kind: type[PySparkException]) -> str:

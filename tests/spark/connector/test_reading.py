@@ -30,7 +30,7 @@ from himalia.spark.connector.read import (
     fetched,
 )
 from tests.servers import DEADLINE_S, RunningServer
-from tests.spark.proxy import cutting
+from tests.spark.connector.cutting_proxy import cutting
 
 Publish = Callable[..., None]
 

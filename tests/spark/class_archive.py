@@ -1,8 +1,7 @@
-"""``python -m tests.spark.archive FILE``: the classes of Spark, read and checked once for all drivers that tests start.
+"""``python -m tests.spark.class_archive FILE``: write a class data sharing archive of the classes that Spark loads.
 
-A driver spends most of its first seconds on loading classes. Java can keep them in a file in the form in which it uses
-them (class data sharing). ``make unit`` has it written once for each ``.venv``; where there is none, or it is another
-Java's, tests only take longer.
+A driver spends most of its first seconds loading and verifying classes; with the archive it maps them from one file.
+``make unit`` writes it once for each ``.venv``. Without it, or with that of another Java, the tests only take longer.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from pyspark import SparkContext
 
 from himalia.spark.session import start_session
 from tests.servers import start_server
-from tests.spark.pipelines import busy_kernel, feed, run_once
+from tests.spark.pipeline_runs import busy_kernel, feed, run_once
 
 
 def write(archive: Path) -> None:

@@ -21,7 +21,7 @@ from himalia.spark.connector.options import write_options
 from himalia.spark.connector.write import BatchWriter, StreamWriter, check_columns, lines, write_rows
 from tests.servers import RunningServer
 from tests.spark.conftest import QUICK
-from tests.spark.proxy import cutting
+from tests.spark.connector.cutting_proxy import cutting
 
 Publish = Callable[..., None]
 

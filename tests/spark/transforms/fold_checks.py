@@ -1,4 +1,4 @@
-"""Running the fold over batches as the pipeline does, for tests."""
+"""Run the fold over batches as the pipeline does, for tests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass
-class Folded:
+class FoldResult:
     """The tables after some batches, as lists of dictionaries in which times are microseconds."""
 
     state: DataFrame
@@ -53,15 +53,15 @@ def empty_state(spark: SparkSession) -> DataFrame:
     return spark.createDataFrame([], requests.STATE_SCHEMA)
 
 
-def fold(spark: SparkSession, batches: Iterable[Sequence[Row]]) -> Folded:
+def fold(spark: SparkSession, batches: Iterable[Sequence[Row]]) -> FoldResult:
     """Fold batch after batch, the state of each going into the next."""
-    folded = Folded(empty_state(spark))
+    folded = FoldResult(empty_state(spark))
     for batch in batches:
         fold_batch(folded, iopub(stored(spark, batch)).localCheckpoint())
     return folded
 
 
-def fold_batch(folded: Folded, batch: DataFrame) -> None:
+def fold_batch(folded: FoldResult, batch: DataFrame) -> None:
     merged = requests.merged(folded.state, batch).localCheckpoint()
     rows = dicts(executions.executions(merged))
     folded.closed += [row for row in rows if not row["is_running"]]
