@@ -7,7 +7,7 @@ PROCESSES ?= 4
 NO_PACKAGES := pip could not install the packages, and says above why. They are needed once, from a network: go online (pip heeds HTTPS_PROXY and PIP_INDEX_URL), then run make again.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser tools run demo check test test-all lint types unit soak bench fuzz clean constraints
+.PHONY: help setup browser tools run demo check test test-all lint types quick unit soak bench fuzz clean constraints
 
 help:            ## Say what there is
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,6 +27,8 @@ run: setup       ## Start the server on its embedded log, and the pipeline besid
 
 demo: setup      ## The same, with a kernel at work and orders coming in
 	@$(BIN)/himalia up --demo
+
+check: lint types quick  ## Lint, check types, run the quick tests: about a minute
 
 test: lint types unit  ## Lint, check types, run all tests but the long ones
 
@@ -60,6 +62,10 @@ unit: setup browser $(ARCHIVE)
 	@$(BIN)/pytest -rfEs -m 'not alone and not soak' --ignore tests/spark --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
 	@$(BIN)/pytest -rfEs tests/spark -m 'not soak' --numprocesses 2 --dist loadfile --no-loadscope-reorder
 	@$(BIN)/pytest -rfEs -m 'alone and not soak'
+
+quick: setup
+	@$(BIN)/pytest -rfE -m 'not slow and not alone and not soak' --numprocesses 2 --dist loadfile \
+		tests/log tests/pubsub tests/jupyter tests/iopub tests/server/http tests/server/websocket tests/docs tests/test_*.py
 
 soak: setup browser $(ARCHIVE)
 	@$(BIN)/pytest -rfEs -m soak
