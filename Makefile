@@ -7,7 +7,7 @@ PROCESSES ?= 4
 NO_PACKAGES := pip could not install the packages, and says above why. They are needed once, from a network: go online (pip heeds HTTPS_PROXY and PIP_INDEX_URL), then run make again.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser tools run demo test test-all lint types unit soak bench fuzz clean constraints
+.PHONY: help setup browser tools run demo check test test-all lint types unit soak bench fuzz clean constraints
 
 help:            ## Say what there is
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +35,7 @@ test-all: test soak     ## The same, and the long and repeated tests: about an h
 lint: setup
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+	@$(BIN)/python -m tests.shape
 
 types: setup
 	@$(BIN)/mypy
@@ -67,7 +68,7 @@ bench: setup     ## Measure Himalia beside its peers
 	@$(BIN)/python -m benchmarks
 
 fuzz: setup      ## Compare ten million random WebSocket frames with plain websockets
-	@$(BIN)/python -m tests.server.websocket_fuzz --frames 10000000 --seed 13 --processes 2
+	@$(BIN)/python -m tests.server.websocket.websocket_fuzz --frames 10000000 --seed 13 --processes 2
 
 constraints: setup  ## Pin what is installed now
 	@$(BIN)/python -m pip freeze --exclude-editable --all | grep -v '@' | grep -E '^[A-Za-z0-9_.-]+==' > constraints.txt

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from pyspark import SparkContext
 
 from himalia.spark.session import start_session
-from tests.serving import start_server
+from tests.servers import start_server
 from tests.spark.pipeline_runs import busy_kernel, feed, run_once
 
 

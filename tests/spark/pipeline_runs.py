@@ -16,7 +16,7 @@ from himalia.log.api import Batch
 from himalia.record import Draft
 from himalia.spark.pipeline.runner import Pipeline, Summary
 from himalia.spark.pipeline.warehouse import TABLES
-from tests.serving import DEADLINE_S, RunningServer
+from tests.servers import DEADLINE_S, RunningServer
 from tests.spark.traffic import Row, TopicBuilder
 
 

@@ -24,7 +24,7 @@ from himalia.spark.connector.planning import Range, TopicState
 from himalia.spark.connector.read import BatchReader, RangesPartition
 from himalia.spark.connector.write import write_rows
 from himalia.spark.package import write_package
-from tests.serving import RunningServer
+from tests.servers import RunningServer
 from tests.spark.connector.test_writing import batch_of
 from tests.spark.test_cluster import bare_python
 

@@ -12,7 +12,7 @@ from himalia.spark.connector.options import ANYWHERE, READING, WRITING
 from himalia.spark.connector.read import READ_SCHEMA
 from himalia.spark.connector.write import WRITTEN
 from tests.docs.markdown import DOCS, Block, blocks, code_spans, rows, section
-from tests.serving import RunningServer
+from tests.servers import RunningServer
 
 GUIDE = (DOCS / "spark.md").read_text()
 

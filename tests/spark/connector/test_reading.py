@@ -29,7 +29,7 @@ from himalia.spark.connector.read import (
     RangesPartition,
     fetched,
 )
-from tests.serving import DEADLINE_S, RunningServer
+from tests.servers import DEADLINE_S, RunningServer
 from tests.spark.connector.cutting_proxy import cutting
 
 Publish = Callable[..., None]

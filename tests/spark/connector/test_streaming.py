@@ -21,7 +21,7 @@ from himalia.settings import Settings
 from himalia.spark.connector.planning import Range
 from himalia.spark.connector.read import RangesPartition
 from himalia.spark.connector.stream import StreamReader
-from tests.serving import DEADLINE_S, RunningServer
+from tests.servers import DEADLINE_S, RunningServer
 from tests.spark.connector.test_reading import recreate, shorten, state_of
 from tests.spark.pipeline_runs import until
 

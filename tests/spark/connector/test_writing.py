@@ -19,7 +19,7 @@ from himalia.errors import BadRequest, Forbidden, TopicNotFound
 from himalia.spark.connector.http import Address
 from himalia.spark.connector.options import write_options
 from himalia.spark.connector.write import BatchWriter, StreamWriter, check_columns, lines, write_rows
-from tests.serving import RunningServer
+from tests.servers import RunningServer
 from tests.spark.conftest import QUICK
 from tests.spark.connector.cutting_proxy import cutting
 

@@ -15,8 +15,8 @@ from himalia.record import Position
 from himalia.spark.pipeline import feedback as module
 from himalia.spark.pipeline.feedback import Feedback, changed
 from himalia.spark.pipeline.server_client import Server
-from tests.server.identity.callers import write_keys
-from tests.serving import RunningServer
+from tests.server.identity.credentials import write_keys
+from tests.servers import RunningServer
 
 READER = """
 [keys.reader]

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from himalia.spark.pipeline.warehouse import POSITIONS, REQUESTS, TABLES
 from tests.docs.markdown import DOCS, blocks, code_spans, rows, section
-from tests.serving import RunningServer
+from tests.servers import RunningServer
 
 GUIDE = (DOCS / "pipeline.md").read_text()
 

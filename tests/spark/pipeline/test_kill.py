@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.serving import RunningServer
+from tests.servers import RunningServer
 from tests.spark.conftest import QUICK
 from tests.spark.pipeline_runs import all_contents, dead_kernel, feed, run_once, stored
 

@@ -29,7 +29,7 @@ from himalia.spark.transforms import errors, executions, kernel_health, orphans,
 from himalia.spark.transforms.iopub import iopub
 from himalia.spark.transforms.messages import messages
 from himalia.spark.transforms.requests import STATE_SCHEMA, carried, merged
-from tests.serving import RunningServer, start_server
+from tests.servers import RunningServer, start_server
 from tests.spark.pipeline_runs import (
     all_contents,
     busy_kernel,

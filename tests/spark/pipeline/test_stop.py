@@ -10,9 +10,9 @@ import psutil
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.cli.running import Running
-from tests.cli.up import assert_all_gone
-from tests.serving import DEADLINE_S, RunningServer
+from tests.cli.command import RunningCommand
+from tests.cli.up_process import assert_all_gone
+from tests.servers import DEADLINE_S, RunningServer
 from tests.spark.conftest import QUICK
 from tests.spark.pipeline_runs import all_contents, busy_kernel, feed, run_once
 
@@ -21,7 +21,7 @@ SPARK_WITHIN_S = 250.0
 TOPIC = "kernels.sigterm"
 
 
-def start_run(server: RunningServer, warehouse: Path) -> Running:
+def start_run(server: RunningServer, warehouse: Path) -> RunningCommand:
     """One that stays, and cuts what is there into many batches."""
     options = " ".join(f'--conf "{name}={value}"' for name, value in QUICK.items())
     env = {"HIMALIA_TOKEN": server.token or "", "PYSPARK_SUBMIT_ARGS": f"{options} pyspark-shell"}
@@ -34,7 +34,7 @@ def start_run(server: RunningServer, warehouse: Path) -> Running:
         "--url": server.url,
     }
     given = [word for flag in flags.items() for word in flag]
-    return Running("pipeline", "run", "--no-feedback", *given, env=env, deadline_s=SPARK_WITHIN_S)
+    return RunningCommand("pipeline", "run", "--no-feedback", *given, env=env, deadline_s=SPARK_WITHIN_S)
 
 
 @pytest.mark.slow
@@ -43,7 +43,7 @@ def test_sigterm_in_mid_batch(spark: SparkSession, server: RunningServer, tmp_pa
     """It is no failure and leaves no process; in the next run no row is lost and none is there twice."""
     feed(server, busy_kernel("sigterm", 30))
     with start_run(server, tmp_path / "stopped") as run:
-        while not (line := run.said()).startswith("batch 1:"):
+        while not (line := run.error_line()).startswith("batch 1:"):
             assert run.process.poll() is None, line
         # There is more, so the next batch has begun.
         family = psutil.Process(run.process.pid).children(recursive=True)

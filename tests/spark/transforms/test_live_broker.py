@@ -17,8 +17,8 @@ from himalia.jupyter.channels import Channel
 from himalia.jupyter.records import headers_of, message_of
 from himalia.record import Record
 from himalia.spark.transforms.iopub import iopub
-from tests.kernel_server import kernel_server
-from tests.serving import DEADLINE_S, RunningServer
+from tests.servers import DEADLINE_S, RunningServer
+from tests.shared_kernel_server import kernel_server
 from tests.spark.pipeline_runs import until
 from tests.spark.traffic import rows_of, stored
 from tests.spark.transforms.fold_checks import FoldResult, fold, interpreted
