@@ -57,12 +57,12 @@ $(ARCHIVE): $(STAMP)
 
 # Most tests wait for something, so four processes share two cores well; those of Spark compute. -rs lists what is skipped.
 unit: setup browser $(ARCHIVE)
-	@$(BIN)/pytest -rs -m 'not alone and not soak' --ignore tests/spark --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
-	@$(BIN)/pytest -rs tests/spark -m 'not soak' --numprocesses 2 --dist loadfile --no-loadscope-reorder
-	@$(BIN)/pytest -rs -m 'alone and not soak'
+	@$(BIN)/pytest -rfEs -m 'not alone and not soak' --ignore tests/spark --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
+	@$(BIN)/pytest -rfEs tests/spark -m 'not soak' --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	@$(BIN)/pytest -rfEs -m 'alone and not soak'
 
 soak: setup browser $(ARCHIVE)
-	@$(BIN)/pytest -rs -m soak
+	@$(BIN)/pytest -rfEs -m soak
 
 bench: setup     ## Measure Himalia beside its peers
 	@$(BIN)/python -m benchmarks
