@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from himalia.errors import EpochChanged, TopicNotFound
-from himalia.iopub.result import ExecutionResult, ExecutionStatus
+from himalia.iopub.result import ExecutionResult
+from himalia.jupyter.lifecycle import ExecutionStatus
 from himalia.jupyter.records import message_of
 from himalia.kernels import history
 from himalia.kernels.history import ExecutionFold, find_request, last_iopub, read_execution

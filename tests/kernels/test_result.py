@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from himalia.iopub.result import ExecutionError, ExecutionResult, ExecutionStatus
+from himalia.iopub.result import ExecutionError, ExecutionResult
 from himalia.jupyter.channels import Channel
+from himalia.jupyter.lifecycle import ExecutionStatus
 from tests.kernels.recorded import KERNEL, REQUEST, TOPIC, status, stream
 from tests.kernels.recorded import message as said
 

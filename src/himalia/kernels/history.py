@@ -14,9 +14,10 @@ from typing import Any, ClassVar
 import msgspec
 
 from himalia.errors import EpochChanged
-from himalia.iopub.result import ExecutionError, ExecutionResult, ExecutionStatus
+from himalia.iopub.result import ExecutionError, ExecutionResult
 from himalia.jupyter.channels import Channel
 from himalia.jupyter.duration import StatusDates
+from himalia.jupyter.lifecycle import ExecutionStatus
 from himalia.jupyter.outputs import BYTES_MAX, OutputFold, natural
 from himalia.jupyter.records import (
     EVENT_CHANNEL,
@@ -26,6 +27,7 @@ from himalia.jupyter.records import (
     message_of,
     stored_id,
 )
+from himalia.jupyter.request_events import EventKind, event_of_message
 from himalia.jupyter.wire import KernelMessage
 from himalia.log.api import Chunk, Log
 from himalia.record import Record
@@ -209,7 +211,7 @@ class ExecutionFold:
     def _read_status(self, message: KernelMessage) -> None:
         if self._closed is not None:
             return
-        self._dates.add(message)
+        self._dates = _with_status(self._dates, message)
         if self._started_us is None and message.decoded_content().get("execution_state") == "busy":
             self._started_us = message.received_us
 
@@ -396,3 +398,11 @@ def _text(content: dict[str, Any], key: str) -> str | None:
 def _number(content: dict[str, Any], key: str) -> int | None:
     value = content.get(key)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _with_status(dates: StatusDates, message: KernelMessage) -> StatusDates:
+    event = event_of_message(message, "status")
+    if event is None:
+        return dates
+    is_busy = event.kind is EventKind.BUSY
+    return dates.with_busy(event.date_us) if is_busy else dates.with_idle(event.date_us)

@@ -13,9 +13,9 @@ import msgspec
 
 from himalia.errors import HimaliaError, KernelFailed, KernelUnavailable, LogUnavailable, TopicExists
 from himalia.iopub.broker import BrokerConfig, BrokerStats, IopubBroker
-from himalia.iopub.result import ExecutionStatus
 from himalia.iopub.shell import Asked, ShellPort
 from himalia.jupyter.connection_file import ConnectionInfo
+from himalia.jupyter.lifecycle import ExecutionStatus
 from himalia.jupyter.records import (
     DISK_WAS_FULL,
     KernelEvent,

@@ -18,9 +18,9 @@ import msgspec
 
 from himalia.errors import BadRequest, HimaliaError, TopicExists, TopicNotFound
 from himalia.iopub.broker import IopubBroker
-from himalia.iopub.result import ExecutionStatus
 from himalia.jupyter.connection_file import ConnectionInfo, read_connection_file
 from himalia.jupyter.duration import StatusDates
+from himalia.jupyter.lifecycle import ExecutionStatus
 from himalia.jupyter.records import (
     DISK_WAS_FULL,
     EVENT_CHANNEL,
@@ -34,6 +34,7 @@ from himalia.jupyter.records import (
     seq_of,
     too_large_draft,
 )
+from himalia.jupyter.request_events import EventKind, event_of_message
 from himalia.jupyter.wire import NOT_ON_IOPUB, Fault, FaultKind, KernelMessage, Wire
 from himalia.keeper import kernel_directory
 from himalia.keeper.client import KernelExit, left_exit, left_owner, read_spool, remove_leftovers
@@ -168,7 +169,7 @@ def _take_event(found: dict[str, OpenRequest], record: Record, headers: RecordHe
 def _take_message(request: OpenRequest, record: Record, headers: RecordHeaders) -> None:
     if headers.msg_type == "status":
         message = message_of(record, headers)
-        request.dates.add(message)
+        request.dates = _with_status(request.dates, message)
         state = message.decoded_content().get("execution_state")
         if state == "busy":
             request.started_us = request.started_us or record.ts_us
@@ -363,3 +364,11 @@ def _why_gone(exit_: KernelExit | None) -> str:
         return exit_.reason
     ended = "ended" if exit_.returncode is None else exit_reason(exit_.returncode, exit_.limits)
     return f"{ended} while no server was there"
+
+
+def _with_status(dates: StatusDates, message: KernelMessage) -> StatusDates:
+    event = event_of_message(message, "status")
+    if event is None:
+        return dates
+    is_busy = event.kind is EventKind.BUSY
+    return dates.with_busy(event.date_us) if is_busy else dates.with_idle(event.date_us)

@@ -10,9 +10,10 @@ from uuid import uuid4
 
 import msgspec
 
-from himalia.iopub.result import ExecutionStatus
 from himalia.jupyter.channels import Channel
 from himalia.jupyter.duration import StatusDates
+from himalia.jupyter.lifecycle import ExecutionStatus
+from himalia.jupyter.request_events import EventKind, event_of_message
 from himalia.jupyter.wire import KernelMessage
 from himalia.record import now_us
 
@@ -124,7 +125,7 @@ class Request:
             state = _status_of(message.content).execution_state
         except msgspec.MsgspecError:
             return
-        self.dates.add(message)
+        self.dates = _with_status(self.dates, message)
         if state == "busy" and self.started_us is None:
             self.started_us = message.received_us
             if self.code.silent:
@@ -173,3 +174,11 @@ class Request:
                 return ExecutionStatus(said.status)
             return ExecutionStatus.OK
         return ExecutionStatus.ERROR if self.has_failed else ExecutionStatus.OK
+
+
+def _with_status(dates: StatusDates, message: KernelMessage) -> StatusDates:
+    event = event_of_message(message, "status")
+    if event is None:
+        return dates
+    is_busy = event.kind is EventKind.BUSY
+    return dates.with_busy(event.date_us) if is_busy else dates.with_idle(event.date_us)

@@ -15,8 +15,8 @@ from typing import Any, Generic, TypeVar
 
 from himalia.errors import ExecutionNotFound, HimaliaError, LogUnavailable, TooManyRequests
 from himalia.iopub.broker import IopubBroker
-from himalia.iopub.result import ExecutionStatus
 from himalia.jupyter.duration import RunHistogram
+from himalia.jupyter.lifecycle import ExecutionStatus
 from himalia.jupyter.records import KernelEvent, closing_data, draft_of, event_draft
 from himalia.jupyter.wire import KernelMessage
 from himalia.kernels.context import RequestTracing

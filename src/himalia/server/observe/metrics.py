@@ -119,9 +119,9 @@ class Metrics(Collector):
 
     def _of_kernels(self) -> Iterator[Metric]:
         from himalia.iopub.broker import LATENCY_BOUNDS_S
-        from himalia.iopub.result import ExecutionStatus
         from himalia.jupyter.channels import Channel
         from himalia.jupyter.duration import RUN_BOUNDS_S
+        from himalia.jupyter.lifecycle import ExecutionStatus
         from himalia.jupyter.wire import FaultKind
         from himalia.kernels.model import KernelState
 
