@@ -6,8 +6,8 @@ import pytest
 from playwright.sync_api import Page
 
 from himalia.record import format_ts
-from tests.kernels.durations import CASES, Case
-from tests.kernels.test_duration import NOON_US
+from tests.jupyter.duration_cases import CASES, Case
+from tests.jupyter.test_duration import NOON_US
 from tests.serving import RunningServer
 
 pytestmark = pytest.mark.slow

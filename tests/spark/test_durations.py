@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyspark.sql import SparkSession
 
 from himalia.record import format_ts
-from tests.kernels.durations import CASES, Case
+from tests.jupyter.duration_cases import CASES, Case
 from tests.spark.folding import fold, interpreted
 from tests.spark.traffic import NOON_US, Row, Teller
 

@@ -14,7 +14,7 @@ from himalia.iopub.channels import RequestChannels
 from himalia.iopub.collector import ExecutionCollector, Receiver
 from himalia.jupyter.channels import Channel, channel_of
 from himalia.jupyter.wire import KernelMessage
-from tests.kernels.messages import message, reply, status
+from tests.jupyter.kernel_messages import message, reply, status
 
 SOON_S = 20.0
 

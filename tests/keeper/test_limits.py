@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from himalia.errors import KernelFailed
 from himalia.keeper.limits import Limits, exit_reason
 from himalia.settings import Settings
-from tests.kernels.hosting import Hosting, events, hosting, text_of, until
+from tests.kernels.hosts import Hosting, events, hosting, text_of, until
 from tests.server.process import ServerProcess
 
 __all__ = ["hosting"]

@@ -35,7 +35,7 @@ from himalia.keeper.lease import Lease
 from himalia.keeper.log_file import LOG_BYTES_MAX
 from himalia.keeper.server_connection import Connection
 from himalia.keeper.spool import SpoolReader
-from tests.kernels.kept import (
+from tests.keeper.keepers import (
     DEADLINE_S,
     SLEEP,
     Nursery,

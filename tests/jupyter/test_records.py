@@ -25,7 +25,7 @@ from himalia.jupyter.records import (
 )
 from himalia.jupyter.wire import KernelMessage, Wire
 from himalia.record import Draft, Record
-from tests.kernels.recorded import KERNEL, REQUEST, event, iopub, message, record, stream
+from tests.jupyter.request_records import KERNEL, REQUEST, event, iopub, message, record, stream
 
 VALUES: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.text(),

@@ -29,7 +29,7 @@ from himalia.iopub.channels import GlobalSubscriber, RequestChannels
 from himalia.iopub.collector import ExecutionCollector
 from himalia.jupyter.channels import Channel
 from himalia.jupyter.wire import KernelMessage
-from tests.kernels.messages import message, reply, status
+from tests.jupyter.kernel_messages import message, reply, status
 
 SOON_S = 20.0
 UNBOUNDED = BrokerConfig(orphan_buffer_max=1_000_000, orphan_max_age=None, request_timeout=None)

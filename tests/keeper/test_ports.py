@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from himalia.keeper.ports import BLOCK_SIZE, KERNEL_PORTS, find_ports, reserve
-from tests.kernels.kept import Nursery
+from tests.keeper.keepers import Nursery
 
 IP = "127.0.0.1"
 ONE_BLOCK = range(30_000, 30_000 + BLOCK_SIZE)

@@ -23,7 +23,7 @@ from himalia.kernels.topic_writer import Bridge
 from himalia.log import open_log
 from himalia.log.api import Appended, Batch, Log
 from himalia.record import Record, now_us
-from tests.kernels.hosting import ended, events, records, until
+from tests.kernels.hosts import ended, events, records, until
 
 TOPIC = "kernels.k"
 

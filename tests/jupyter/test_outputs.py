@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from himalia.jupyter.outputs import OutputFold
 from himalia.jupyter.wire import KernelMessage
-from tests.kernels.recorded import clear, display, error, message, result, status, stream, update
+from tests.jupyter.request_records import clear, display, error, message, result, status, stream, update
 
 
 def folded(messages: Iterable[KernelMessage], **options: Any) -> OutputFold:

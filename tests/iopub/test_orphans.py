@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from himalia.iopub.orphans import OrphanBuffer
 from himalia.jupyter.wire import KernelMessage
-from tests.kernels.messages import message
+from tests.jupyter.kernel_messages import message
 
 PARENTS = ["", "a", "b", "c"]
 

@@ -17,7 +17,7 @@ from jupyter_client.manager import AsyncKernelManager
 
 from himalia.keeper.client import Keeper, KernelNotStarted, read_spool
 from himalia.keeper.provisioner import KeeperProvisioner, let_go, reattach
-from tests.kernels.kept import (
+from tests.keeper.keepers import (
     DEADLINE_S,
     Nursery,
     client_of,

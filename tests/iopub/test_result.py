@@ -8,8 +8,8 @@ import pytest
 from himalia.iopub.result import ExecutionError, ExecutionResult
 from himalia.jupyter.channels import Channel
 from himalia.jupyter.lifecycle import ExecutionStatus
-from tests.kernels.recorded import KERNEL, REQUEST, TOPIC, status, stream
-from tests.kernels.recorded import message as said
+from tests.jupyter.request_records import KERNEL, REQUEST, TOPIC, status, stream
+from tests.jupyter.request_records import message as said
 
 
 def result_of(**fields: object) -> ExecutionResult:

@@ -7,7 +7,7 @@ import pytest
 from himalia.iopub.channels import RequestChannels, Sink
 from himalia.jupyter.channels import Channel, channel_of, is_idle
 from himalia.jupyter.wire import KernelMessage
-from tests.kernels.messages import message, reply, status
+from tests.jupyter.kernel_messages import message, reply, status
 
 SHELL_AND_CONTROL = [
     "execute", "inspect", "complete", "history", "is_complete", "connect", "comm_info", "kernel_info", "shutdown",

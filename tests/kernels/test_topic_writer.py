@@ -15,8 +15,8 @@ from himalia.kernels import topic_writer as module
 from himalia.kernels.topic_writer import Bridge
 from himalia.log import open_log
 from himalia.log.api import Appended, Batch, Log
-from tests.kernels.hosting import DEADLINE_S, events, records, until
-from tests.kernels.messages import message
+from tests.jupyter.kernel_messages import message
+from tests.kernels.hosts import DEADLINE_S, events, records, until
 
 TOPIC = "kernels.k"
 

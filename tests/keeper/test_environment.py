@@ -10,7 +10,7 @@ import pytest
 
 from himalia.keeper.launch import kernel_environment
 from himalia.kernels.kernel import Kernel
-from tests.kernels.hosting import Hosting, hosting, text_of
+from tests.kernels.hosts import Hosting, hosting, text_of
 
 __all__ = ["hosting"]
 

@@ -26,8 +26,9 @@ from himalia.kernels.request import Code
 from himalia.log.api import Appended, Batch
 from himalia.record import Record
 from himalia.settings import Settings
+from tests.keeper.keepers import printed as spooled
 from tests.kernels.fake_kernel import FakeKernel
-from tests.kernels.hosting import (
+from tests.kernels.hosts import (
     DEADLINE_S,
     Hosting,
     ended,
@@ -41,7 +42,6 @@ from tests.kernels.hosting import (
     until,
     until_recorded,
 )
-from tests.kernels.kept import printed as spooled
 
 __all__ = ["hosting"]
 

@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 from himalia.kernels.request import Code
-from tests.kernels.hosting import Opened, opened
+from tests.kernels.hosts import Opened, opened
 
 
 async def answer(server: Opened, asked: dict[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from himalia.jupyter.wire import Fault, KernelMessage, Wire
 from himalia.keeper.spool import Spool
 from himalia.keeper.spool_consumer import BATCH_MAX, Bookmark, Intake, SpoolFeed
 from himalia.kernels.request import Code
-from tests.kernels.hosting import (
+from tests.kernels.hosts import (
     Hosting,
     events,
     hosting,

@@ -12,7 +12,7 @@ from himalia.jupyter.lifecycle import RequestStage, RequestState
 from himalia.jupyter.request_events import event_of_message
 from himalia.jupyter.wire import KernelMessage
 from himalia.record import format_ts
-from tests.kernels.durations import CASES, Case
+from tests.jupyter.duration_cases import CASES, Case
 
 NOON_US = 1_800_000_000_000_000
 

@@ -198,12 +198,12 @@ class Hosting:
 
 
 class Server:
-    """A host in a process of its own; see ``hosted.py`` for what it can be asked."""
+    """A host in a process of its own; see ``host_process.py`` for what it can be asked."""
 
     def __init__(self, hosting: Hosting, settings: dict[str, Any]) -> None:
         self._hosting = hosting
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.kernels.hosted", hosting.url, json.dumps(settings)],
+            [sys.executable, "-m", "tests.kernels.host_process", hosting.url, json.dumps(settings)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -14,7 +14,7 @@ from himalia.keeper import kernel_directory
 from himalia.keeper.launch import LAUNCHER, kernel_command
 from himalia.kernels.kernel import Kernel
 from himalia.kernels.request import Code
-from tests.kernels.hosting import Hosting, ended, hosting, messages, text_of, until
+from tests.kernels.hosts import Hosting, ended, hosting, messages, text_of, until
 
 __all__ = ["hosting"]
 
