@@ -146,7 +146,11 @@ class Metrics(Collector):
         ):
             yield CounterMetricFamily(f"himalia_kernel_{name}", help, count)
         for name, help, value in (
-            ("queued_requests", "Requests that wait for their kernel", sum(k.runner.queued for k in kernels)),
+            (
+                "queued_requests",
+                "Requests that wait for their kernel",
+                sum(k.scheduler.queued for k in kernels),
+            ),
             (
                 "buffered_bytes",
                 "Bytes of kernels that wait for the log",
