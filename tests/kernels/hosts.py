@@ -19,7 +19,8 @@ import pytest
 from jupyter_client.asynchronous.client import AsyncKernelClient
 from jupyter_client.manager import AsyncKernelManager
 
-from himalia.iopub.result import ExecutionResult, ExecutionStatus
+from himalia.iopub.result import ExecutionResult
+from himalia.jupyter.lifecycle import ExecutionStatus
 from himalia.jupyter.records import headers_of, message_of
 from himalia.jupyter.wire import KernelMessage
 from himalia.kernels.host import KernelHost

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from himalia.iopub.result import ExecutionStatus
+from himalia.jupyter.lifecycle import ExecutionStatus
 from himalia.kernels.recovery import Leftovers
 from himalia.kernels.request import Code, Request
 from himalia.log import open_log
