@@ -22,7 +22,7 @@ from himalia.spark.connector.read import READ_SCHEMA
 from himalia.spark.delta import maintenance
 from himalia.spark.delta.table import Staged, Table, no_rows
 from himalia.spark.pipeline import batch as batch_module
-from himalia.spark.pipeline.erase import forget
+from himalia.spark.pipeline.erase import erase_rows
 from himalia.spark.pipeline.runner import Pipeline, Progress
 from himalia.spark.pipeline.warehouse import TABLES, schema_of
 from himalia.spark.transforms import errors, executions, kernel_health, orphans, topic_activity
@@ -352,7 +352,7 @@ def test_forgetting_in_the_middle_of_a_batch(
     publish(f"{topic}.a", *range(3))
     publish(f"{topic}.b", *range(3))
     killed_after(1, server, warehouse, f"{topic}.>")
-    assert forget(warehouse, f"topic = '{topic}.a' and \"offset\" > 0")["messages"] == 2
+    assert erase_rows(warehouse, f"topic = '{topic}.a' and \"offset\" > 0")["messages"] == 2
     run_once(server, warehouse, topics=[f"{topic}.>"])
     assert offsets_of(warehouse, f"{topic}.a") == [0]
     assert activity(warehouse) == {f"{topic}.a": 1, f"{topic}.b": 3}
