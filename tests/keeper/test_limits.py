@@ -15,7 +15,7 @@ from himalia.errors import KernelFailed
 from himalia.keeper.limits import Limits, exit_reason
 from himalia.settings import Settings
 from tests.kernels.hosts import Hosting, events, hosting, text_of, until
-from tests.server.process import ServerProcess
+from tests.server.server_process import ServerProcess
 
 __all__ = ["hosting"]
 

@@ -545,7 +545,7 @@ def test_what_readers_tell_events_by_is_reserved() -> None:
     page = (Path(himalia.__file__).parent / "page" / "live" / "kernel_session.js").read_text()
     taken = set(re.findall(r'told\.type === "(\w+)"', page)) - {"status", "execute_input"}
     assert {"kernel_event", "execute_request", "input_reply"} <= taken <= NOT_ON_IOPUB
-    pipeline = (Path(himalia.__file__).parent / "spark" / "pipeline" / "iopub.py").read_text()
+    pipeline = (Path(himalia.__file__).parent / "spark" / "transforms" / "iopub.py").read_text()
     for channel in ("shell", "kernel"):
         types = re.search(rf'"{channel}": \(([^)]*)\)', pipeline)
         assert types is not None and set(re.findall(r'"(\w+)"', types[1])) <= NOT_ON_IOPUB
