@@ -40,11 +40,12 @@ from himalia.jupyter.records import KernelEvent, event_draft
 from himalia.jupyter.request_events import (
     EXECUTE_REQUEST,
     EventKind,
+    RequestContent,
     RequestEvent,
     int_or_none,
     text_or_none,
 )
-from himalia.record import Draft, now_us
+from himalia.record import Draft
 
 
 class ExecutionStatus(StrEnum):
@@ -270,10 +271,14 @@ class RequestState(msgspec.Struct, frozen=True, kw_only=True):
         return state
 
     def close(self, us: int, status: ExecutionStatus, reason: str = "") -> RequestState:
-        """The state after a close without a record of its own."""
-        changes = {"stage": RequestStage.CLOSED, "closed_us": us, "status": status, "reason": reason}
-        state: RequestState = msgspec.structs.replace(self, **changes)
-        return state
+        """The state after a close at this time."""
+        content = RequestContent(status=status, reason=reason)
+        return self.apply(RequestEvent(kind=EventKind.CLOSED, us=us, content=content))
+
+    def end(self, ending: Ending, us: int, detail: str = "") -> RequestState:
+        """The state after such an end of its kernel."""
+        content = RequestContent(status=ending.status, reason=ending.describe(detail))
+        return self.apply(RequestEvent(kind=EventKind.ENDED, us=us, content=content))
 
     def without_reply(self) -> RequestState:
         """The same request under a server that does not get its reply: an earlier one sent it."""
@@ -409,30 +414,19 @@ _CHANGES = {
 }
 
 
-# What a server writes
-
-
-def request_closed_draft(
-    kernel_id: str,
-    state: RequestState,
-    status: ExecutionStatus,
-    reason: str,
-    *,
-    caller: str = "",
-    **data: Any,
-) -> Draft:
-    """The record that closes a request, by whichever server."""
+def request_closed_draft(kernel_id: str, closed: RequestState, *, caller: str = "", **data: Any) -> Draft:
+    """The ``request_closed`` of a request that is closed, whichever server writes it."""
     return event_draft(
         kernel_id,
         KernelEvent.REQUEST_CLOSED,
-        request_id=state.request_id,
+        request_id=closed.request_id,
         caller=caller,
-        status=str(status),
-        reason=reason,
-        execution_count=state.execution_count,
-        queued_us=state.queued_us,
-        sent_us=state.sent_us,
-        started_us=state.started_us,
-        finished_us=now_us(),
+        status=str(closed.status),
+        reason=closed.reason,
+        execution_count=closed.execution_count,
+        queued_us=closed.queued_us,
+        sent_us=closed.sent_us,
+        started_us=closed.started_us,
+        finished_us=closed.closed_us,
         **data,
     )

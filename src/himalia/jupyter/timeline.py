@@ -9,8 +9,6 @@ from himalia.jupyter.lifecycle import DELETED, ENDINGS, Ending, RequestState
 from himalia.jupyter.records import EVENT_CHANNEL, RecordHeaders, headers_of, message_of
 from himalia.jupyter.request_events import (
     UNREADABLE,
-    EventKind,
-    RequestContent,
     RequestEvent,
     channel_in,
     event_of_record,
@@ -100,13 +98,10 @@ class KernelTimeline:
         return [] if ending is None else self._end(ending, record.ts_us, text_or_none(content.reason) or "")
 
     def _end(self, ending: Ending, us: int, reason: str) -> list[RequestState]:
-        content = RequestContent(status=ending.status, reason=ending.describe(reason))
-        ended = []
-        for state in self.open:
-            event = RequestEvent(kind=EventKind.ENDED, request_id=state.request_id, us=us, content=content)
-            closed = self._states[state.request_id] = state.apply(event)
+        ended = [state.end(ending, us, reason) for state in self.open]
+        for state in ended:
+            self._states[state.request_id] = state
             self._heard_us[state.request_id] = us
-            ended.append(closed)
         if ending.is_final:
             self._states.clear()
             self._heard_us.clear()

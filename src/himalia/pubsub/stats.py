@@ -80,7 +80,7 @@ class PubSubStats(msgspec.Struct, frozen=True):
     """Bytes that were given to transports and not taken by the peers yet."""
 
 
-class Meter:
+class Counters:
     """Totals since the start, and rates from one sample a second."""
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from himalia.errors import BadRequest, EpochChanged, TopicNotFound
 from himalia.log.api import Chunk, Log
-from himalia.log.columnar import Columns
+from himalia.log.columnar import ColumnChunk
 from himalia.protocol import encode
 from himalia.pubsub.filters import Filter
 from himalia.record import Record, format_ts, parse_ts
@@ -209,7 +209,7 @@ async def chunks(log: Log, wanted: Range) -> AsyncIterator[Chunk]:
         at = chunk.records[-1].offset + 1
 
 
-async def columns_in(log: Log, wanted: Range) -> AsyncIterator[Columns]:
+async def columns_in(log: Log, wanted: Range) -> AsyncIterator[ColumnChunk]:
     """The range in pieces of columns; otherwise as ``chunks``."""
     at = wanted.start
     while at < wanted.stop:
@@ -260,7 +260,7 @@ async def _as_filtered_json(broker: Broker, wanted: Range, filter: Filter) -> As
     separator, at, end = b"", wanted.start, wanted.end
     failed, failure = 0, None
     async for chunk in chunks(broker.log, wanted):
-        matched = await broker.manager.matching(filter, chunk.records)
+        matched = await broker.manager.apply_filter(filter, chunk.records)
         if matched.passed:
             yield separator + await _join(broker, b",", matched.passed)
             separator = b","

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self
 from uuid import uuid4
 
 from himalia.errors import DataLost, HimaliaError, InternalError
-from himalia.retry import MOMENTARY, Backoff
+from himalia.retry import TRANSIENT_ERRORS, Backoff
 from himalia.spark.connector.errors import LOSSES_TOLD_MAX
 from himalia.spark.delta import maintenance
 from himalia.spark.delta.lock import locked
@@ -42,8 +42,8 @@ from himalia.topics import check_pattern
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from himalia.spark.delta.tables import Warehouse
     from himalia.spark.pipeline.batch import Written
+    from himalia.spark.pipeline.warehouse import Warehouse
 
 __all__ = ["Pipeline", "Progress", "Summary"]
 
@@ -189,7 +189,7 @@ class Pipeline:
     def _judge(self, error: Exception, attempts: int, *, is_patient: bool) -> None:
         """Raise what cannot be mended by trying again."""
         known = translated(error)
-        if isinstance(known, MOMENTARY):
+        if isinstance(known, TRANSIENT_ERRORS):
             if not is_patient:
                 raise known from error
             logger.log(logging.WARNING if attempts == 1 else logging.DEBUG, "%s; trying again", known.message)
@@ -219,7 +219,7 @@ class Pipeline:
         self._meter.begin(number, plan.records, left)
         written = self._run_batch(number, plan)
         self._meter.end(written)
-        maintenance.tend(self._warehouse.tables.values(), self._warehouse.own, number)
+        maintenance.tend(self._warehouse.tables.values(), self._warehouse.internal_tables, number)
         self._tell_positions(every_s=TELL_EVERY_S)
         return ends is not None or left > 0
 
@@ -316,6 +316,6 @@ def _is_running() -> bool:
 
 
 def _opened(spark: SparkSession, path: Path) -> Warehouse:
-    from himalia.spark.delta.tables import Warehouse
+    from himalia.spark.pipeline.warehouse import Warehouse
 
     return Warehouse(spark, path)
