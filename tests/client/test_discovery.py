@@ -10,7 +10,7 @@ from himalia.client.discovery import Finder
 from himalia.errors import BadRequest, ConnectionFailed
 from himalia.local_server import RunningServer as Announced
 from himalia.local_server import write_runtime_file
-from tests.serving import RunningServer
+from tests.servers import RunningServer
 
 
 def _announce(url: str, token: str | None, log: str, started_us: int) -> None:

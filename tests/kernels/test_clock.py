@@ -8,7 +8,7 @@ import time
 import pytest
 
 from himalia.kernels.request import Code
-from tests.kernels.hosting import Hosting, hosting, printed, until_recorded
+from tests.kernels.hosts import Hosting, hosting, printed, until_recorded
 
 __all__ = ["hosting"]
 
@@ -42,7 +42,7 @@ async def test_the_time_limit_of_code_that_runs(hosting: Hosting, monkeypatch: p
     await hosting.close()
     set_clock_ahead(monkeypatch)
     host = await hosting.open()
-    adopted = host.get(kernel.id).runner.active
+    adopted = host.get(kernel.id).scheduler.active
     assert adopted is not None and adopted.timer is not None
     assert adopted.id == request.id
     assert 3000 < adopted.timer.when() - asyncio.get_running_loop().time() <= 3600

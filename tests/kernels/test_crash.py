@@ -12,14 +12,15 @@ from typing import Any
 import psutil
 import pytest
 
-from himalia.iopub.result import ExecutionStatus
+from himalia.jupyter.lifecycle import ExecutionStatus
 from himalia.kernels.recovery import Leftovers
 from himalia.kernels.request import Code, Request
 from himalia.log import open_log
 from himalia.pubsub import PubSubManager
 from himalia.record import Record
 from himalia.settings import Settings
-from tests.kernels.hosting import (
+from tests.keeper.keepers import printed as spooled
+from tests.kernels.hosts import (
     DEADLINE_S,
     Hosting,
     ended,
@@ -34,7 +35,6 @@ from tests.kernels.hosting import (
     until,
     until_recorded,
 )
-from tests.kernels.kept import printed as spooled
 
 __all__ = ["hosting"]
 

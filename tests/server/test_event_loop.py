@@ -20,7 +20,7 @@ from himalia.log.columnar import ColumnChunk
 from himalia.server.context import ENCODINGS_AT_ONCE
 from himalia.server.rest import read
 from himalia.server.rest.arrow import ArrowStream
-from tests.serving import RunningServer
+from tests.servers import RunningServer
 
 ARROW = {"Accept": "application/vnd.apache.arrow.stream"}
 READERS = 6

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from himalia.log.columnar import ColumnChunk
-from tests.server.process import ServerProcess
-from tests.server.raw import Wire, until
-from tests.serving import RunningServer
+from tests.server.raw_clients import Wire, until
+from tests.server.server_process import ServerProcess
+from tests.servers import RunningServer
 
 MB = 1_000_000
 BODIES, BODY_BYTES = 6, 30 * MB

@@ -2,35 +2,13 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Any
 
 import msgspec
 
 from himalia.iopub.channels import RequestChannels
 from himalia.iopub.collector import ExecutionCollector
-
-
-class ExecutionStatus(StrEnum):
-    """How a request ended, or that it has not."""
-
-    OK = "ok"
-    ERROR = "error"
-    """The code raised; an interrupt is such an error too (KeyboardInterrupt)."""
-    ABORTED = "aborted"
-    """It never ran: an earlier request failed, or the server ended before it was sent."""
-    DIED = "died"
-    """The kernel ended, or was restarted, under it."""
-    TIMEOUT = "timeout"
-    CANCELLED = "cancelled"
-    RUNNING = "running"
-    """It is not closed: it waits, runs, or has ended a moment ago."""
-    STALE = "stale"
-    """Nothing was heard of it for so long that nobody listens any more."""
-
-    @property
-    def is_final(self) -> bool:
-        return self is not ExecutionStatus.RUNNING
+from himalia.jupyter.lifecycle import ExecutionStatus
 
 
 class ExecutionError(msgspec.Struct, frozen=True):
