@@ -119,7 +119,7 @@ async def subscribe(url: str) -> None:
 async def spark(url: str) -> None:
     def ask() -> None:
         with ServerConnection(ServerAddress(url, TOKEN)) as connection:
-            connection.ask("GET", "/topics", lambda told: told)
+            connection.request("GET", "/topics", lambda told: told)
 
     await asyncio.to_thread(ask)
 
@@ -235,7 +235,7 @@ async def test_each_connection_is_asked_once(serve: Serve, monkeypatch: pytest.M
     def ask_twice() -> None:
         with ServerConnection(ServerAddress(server.url, TOKEN)) as connection:
             for _ in range(2):
-                connection.ask("GET", "/topics", lambda told: told)
+                connection.request("GET", "/topics", lambda told: told)
 
     await asyncio.to_thread(ask_twice)
     assert len(asked) == 3

@@ -146,7 +146,7 @@ async def test_clients_present_the_certificate_of_the_environment(presenting: Ru
     listed = himalia("topics", "list", "--url", presenting.url, "--token", TOKEN)
     assert listed.returncode == 0 and "orders" in listed.stdout
     with ServerConnection(ServerAddress(presenting.url, TOKEN)) as connection:
-        names = connection.ask("GET", "/topics", lambda found: [topic["name"] for topic in found["topics"]])
+        names = connection.request("GET", "/topics", lambda found: [topic["name"] for topic in found["topics"]])
         assert names == ["orders"]
 
 
@@ -162,7 +162,7 @@ async def test_without_a_certificate_the_variable_is_named(trusting: RunningServ
         ServerConnection(ServerAddress(trusting.url, TOKEN)) as connection,
         pytest.raises(ConnectionFailed, match="HIMALIA_CLIENT_CERTFILE"),
     ):
-        connection.ask("GET", "/topics", lambda found: found)
+        connection.request("GET", "/topics", lambda found: found)
     assert_sentence(
         himalia("topics", "list", "--url", trusting.url, "--token", TOKEN), 1, "HIMALIA_CLIENT_CERTFILE"
     )
