@@ -19,17 +19,17 @@ from himalia.jupyter.records import (
     EVENT_CHANNEL,
     KernelEvent,
     RecordHeaders,
-    headers_of,
-    message_of,
+    read_headers,
     stored_id,
+    to_message,
 )
 from himalia.jupyter.request_events import (
     EXECUTE_REQUEST,
     IOPUB_CHANNELS,
     UNREADABLE,
-    event_of_message,
     int_or_none,
     text_or_none,
+    to_event,
 )
 from himalia.jupyter.wire import KernelMessage
 from himalia.log.api import Chunk, Log
@@ -87,7 +87,7 @@ class ExecutionBuilder:
 
     def add(self, record: Record) -> None:
         """Apply the topic's next record; records of other requests change nothing."""
-        headers = headers_of(record)
+        headers = read_headers(record)
         is_event = headers.channel == EVENT_CHANNEL
         if headers.parent_id == self.request_id:
             (self._add_own_event if is_event else self._add_message)(record, headers)
@@ -171,7 +171,7 @@ class ExecutionBuilder:
             )
 
     def _apply(self, message: KernelMessage, channel: str) -> None:
-        event = event_of_message(message, channel)
+        event = to_event(message, channel)
         if event is not None and event.request_id == self.request_id:
             self._state = self._state.apply(event)
 
@@ -233,7 +233,7 @@ async def find_request(log: Log, topic: str, request_id: str) -> int | None:
 
     def is_queued(record: Record) -> bool:
         nonlocal sent
-        headers = headers_of(record)
+        headers = read_headers(record)
         if record.id == request_record_id and headers.msg_type == "execute_request":
             sent = record.offset
         if headers.parent_id != request_id or headers.channel != EVENT_CHANNEL:
@@ -246,7 +246,7 @@ async def find_request(log: Log, topic: str, request_id: str) -> int | None:
 
 async def last_iopub(log: Log, topic: str) -> Record | None:
     """The newest message of IOPub in a kernel's topic, searched like a request."""
-    return await _newest(log, topic, lambda record: headers_of(record).channel in IOPUB_CHANNELS)
+    return await _newest(log, topic, lambda record: read_headers(record).channel in IOPUB_CHANNELS)
 
 
 def _add_chunk(builder: ExecutionBuilder, chunk: Chunk, end: int, *, late: bool) -> int:
@@ -301,7 +301,7 @@ async def _read(log: Log, topic: str, start: int, limit: int, epoch: str) -> Chu
 def _decode(record: Record, headers: RecordHeaders) -> KernelMessage | None:
     """The record's message; ``None`` for a payload that is none, which nothing of ours writes."""
     try:
-        return message_of(record, headers)
+        return to_message(record, headers)
     except UNREADABLE:
         return None
 
