@@ -258,6 +258,22 @@ class RequestState(msgspec.Struct, frozen=True, kw_only=True):
 
     def apply(self, event: RequestEvent) -> RequestState:
         """Return the state after one more event of this request."""
+        state = self._step(event)
+        if state.is_done and state.origin is not RequestOrigin.QUEUED:
+            return state.close(event.us, state.outcome)
+        return state
+
+    def close(self, us: int, status: ExecutionStatus, reason: str = "") -> RequestState:
+        """Return the state after a close at this time."""
+        content = RequestContent(status=status, reason=reason)
+        return self._step(RequestEvent(kind=EventKind.CLOSED, us=us, content=content))
+
+    def end(self, ending: Ending, us: int, detail: str = "") -> RequestState:
+        """Return the state after such an end of its kernel."""
+        content = RequestContent(status=ending.status, reason=ending.describe(detail))
+        return self._step(RequestEvent(kind=EventKind.ENDED, us=us, content=content))
+
+    def _step(self, event: RequestEvent) -> RequestState:
         stage = TRANSITIONS.get((self.stage, event.kind))
         if stage is None:
             return self
@@ -266,19 +282,7 @@ class RequestState(msgspec.Struct, frozen=True, kw_only=True):
         if not self.is_known and stage is not RequestStage.UNKNOWN:
             changes["offset"] = event.offset
         state: RequestState = msgspec.structs.replace(self, **changes)
-        if state.is_done and state.origin is not RequestOrigin.QUEUED:
-            return state.close(event.us, state.outcome)
         return state
-
-    def close(self, us: int, status: ExecutionStatus, reason: str = "") -> RequestState:
-        """Return the state after a close at this time."""
-        content = RequestContent(status=status, reason=reason)
-        return self.apply(RequestEvent(kind=EventKind.CLOSED, us=us, content=content))
-
-    def end(self, ending: Ending, us: int, detail: str = "") -> RequestState:
-        """Return the state after such an end of its kernel."""
-        content = RequestContent(status=ending.status, reason=ending.describe(detail))
-        return self.apply(RequestEvent(kind=EventKind.ENDED, us=us, content=content))
 
     def without_reply(self) -> RequestState:
         """Return the state for a server that does not get the reply, because an earlier one sent the request."""

@@ -172,7 +172,7 @@ def read_headers(record: Record) -> RecordHeaders:
 
 
 def to_message(record: Record, headers: RecordHeaders | None = None) -> KernelMessage:
-    """Decode the message that a record stores; the inverse of ``to_draft``. ``headers``, if given, are not decoded again.
+    """Decode the message that a record stores: the inverse of ``to_draft``. Headers that are given save decoding them.
 
     Its parts are the same bytes, except for white space around them. ``received_us`` is the record's time.
     Raises ``msgspec.DecodeError`` for a payload that is not a kernel message.
