@@ -23,6 +23,7 @@ from himalia.kernels.context import RequestTracing
 from himalia.kernels.request import Code, InterruptStage, Request, restored_code
 from himalia.kernels.request_log import RequestLog
 from himalia.kernels.topic_writer import Bridge
+from himalia.tasks import TaskSet
 
 logger = logging.getLogger("himalia.kernels.scheduler")
 
@@ -174,7 +175,7 @@ class RequestScheduler:
                 request.timer.cancel()
 
     async def finish(self) -> None:
-        """Returns when every interrupt is sent and every close is committed."""
+        """Wait until every interrupt is sent and every close is committed."""
         await self._interrupter.finish()
         await self._log.finish()
 
@@ -328,7 +329,7 @@ class Interrupter:
     def __init__(self, target: RequestTarget) -> None:
         self._target = target
         self._loop = asyncio.get_running_loop()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskSet(logger, "a request could not be interrupted")
 
     def interrupt(self, request: Request, caller: str = "") -> None:
         """Interrupt a request once its code runs: kernels ignore an earlier interrupt and run the code anyway."""
@@ -343,19 +344,11 @@ class Interrupter:
         """Interrupt the kernel, once for each request and only while it has that request."""
         if request.interrupt is InterruptStage.REQUESTED and not request.state.is_done:
             request.interrupt = InterruptStage.SENT
-            task = self._loop.create_task(self._target.interrupt_quietly(request.interrupt_caller))
-            self._tasks.add(task)
-            task.add_done_callback(self._on_done)
+            self._tasks.spawn(self._target.interrupt_quietly(request.interrupt_caller))
 
     async def finish(self) -> None:
-        """Returns when every interrupt is sent."""
-        if self._tasks:
-            await asyncio.wait(self._tasks)
-
-    def _on_done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            logger.error("a request could not be interrupted", exc_info=task.exception())
+        """Wait until every interrupt is sent."""
+        await self._tasks.wait()
 
 
 T = TypeVar("T")
