@@ -13,9 +13,9 @@ SOURCE = Path(__file__).parents[1] / "src" / "himalia"
 
 VALUES = {"record", "errors", "topics", "token_proof"}
 FOUNDATION = VALUES | {"settings", "local_server", "retry", "throttle"}
-BROKER = FOUNDATION | {"log", "pubsub"}
+BROKER = FOUNDATION | {"log", "protocol", "pubsub"}
 JUPYTER = VALUES | {"jupyter"}
-IOPUB = JUPYTER | {"throttle", "iopub"}
+IOPUB = JUPYTER | {"throttle", "protocol", "iopub"}
 KEEPER = IOPUB | FOUNDATION | {"keeper"}
 MAY_IMPORT = {
     "record": VALUES,
@@ -37,7 +37,7 @@ MAY_IMPORT = {
     "protocol": VALUES | {"protocol"},
     "client": VALUES | {"tls", "retry", "local_server", "protocol", "client"},
     "spark": VALUES | {"tls", "retry", "local_server", "protocol", "client", "tables", "malloc", "spark"},
-    "tables": VALUES | {"tables"},
+    "tables": VALUES | {"protocol", "tables"},
     "demo": VALUES | {"client", "demo"},
     "server": BROKER | KEEPER | {"kernels", "protocol", "tables", "malloc", "server"},
     "cli": BROKER | KEEPER | {"kernels", "protocol", "client", "spark", "tables", "server", "cli"},

@@ -16,7 +16,7 @@ import pytest
 from jupyter_client.manager import KernelManager
 
 from himalia.client import SyncClient
-from himalia.client.answers import Kernel
+from himalia.protocol.models import Kernel
 from tests.cli.running import COMMAND, DEADLINE_S, Running, assert_sentence, himalia
 from tests.cli.terminal import OnTerminal
 from tests.kernel_server import kernel_server

@@ -10,7 +10,14 @@ from os import PathLike
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
-from himalia.client.answers import (
+from himalia.client.connection import Connection
+from himalia.client.discovery import Finder
+from himalia.client.events import Event, Notice, Outgoing, Published
+from himalia.client.publisher import Bulk, Publisher
+from himalia.client.subscription import Subscription
+from himalia.errors import BadRequest, Unauthorized
+from himalia.protocol import ClientMessage, Policy
+from himalia.protocol.models import (
     Attached,
     ClockConfirmed,
     Execution,
@@ -24,13 +31,6 @@ from himalia.client.answers import (
     TableSummary,
     TopicSummary,
 )
-from himalia.client.connection import Connection
-from himalia.client.discovery import Finder
-from himalia.client.events import Event, Notice, Outgoing, Published
-from himalia.client.publisher import Bulk, Publisher
-from himalia.client.subscription import Subscription
-from himalia.errors import BadRequest, Unauthorized
-from himalia.protocol import ClientMessage, Policy
 from himalia.record import Position, Retention
 from himalia.topics import check_name, check_pattern, is_pattern
 

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from himalia.protocol import Message
+from himalia.protocol.models import StoredMessage
 
 
 class Event(msgspec.Struct, frozen=True, dict=True):
@@ -37,7 +38,7 @@ class Event(msgspec.Struct, frozen=True, dict=True):
         return datetime.fromisoformat(self.ts)
 
     @classmethod
-    def of(cls, topic: str, offset: int, ts: str, message: Message) -> Event:
+    def of(cls, topic: str, offset: int, ts: str, message: Message | StoredMessage) -> Event:
         return cls(topic, offset, ts, message.id, message.headers or {}, bytes(message.payload))
 
 

@@ -11,26 +11,30 @@ from urllib.parse import quote, urlencode
 import httpx
 import msgspec
 
-from himalia.client.answers import (
+from himalia.client.discovery import Address, Finder
+from himalia.client.errors import error_from_answer, translating
+from himalia.client.events import Event
+from himalia.client.server_proof import PROOF_TIMEOUT_S, is_here, prove
+from himalia.errors import ConnectionFailed, TopicExists
+from himalia.protocol.models import (
     Attached,
     ClockConfirmed,
     Execution,
     Health,
     Kernel,
     KernelSpecs,
+    RevokedResponse,
+    SessionList,
     SessionSummary,
     Stats,
+    StoredRecord,
     Submitted,
+    TableList,
     TableRows,
     TableSummary,
+    TopicList,
     TopicSummary,
 )
-from himalia.client.discovery import Address, Finder
-from himalia.client.errors import error_from_answer, translating
-from himalia.client.events import Event
-from himalia.client.server_proof import PROOF_TIMEOUT_S, is_here, prove
-from himalia.errors import ConnectionFailed, TopicExists
-from himalia.protocol import Message
 from himalia.record import Retention
 from himalia.tls import client_context
 
@@ -39,29 +43,7 @@ NDJSON = "application/x-ndjson"
 Answer = TypeVar("Answer")
 
 
-class _TopicList(msgspec.Struct):
-    topics: list[TopicSummary]
-
-
-class _TableList(msgspec.Struct):
-    tables: list[TableSummary]
-
-
-class _SessionList(msgspec.Struct):
-    sessions: list[SessionSummary]
-
-
-class _Revoked(msgspec.Struct):
-    count: int
-
-
-class _Stored(msgspec.Struct):
-    offset: int
-    ts: str
-    message: Message
-
-
-_decode_stored = msgspec.json.Decoder(_Stored).decode
+_decode_record = msgspec.json.Decoder(StoredRecord).decode
 
 
 class Rest:
@@ -93,7 +75,7 @@ class Rest:
         await self.call("DELETE", f"/topics/{quote(name, safe='')}", dict[str, Any])
 
     async def topics(self) -> list[TopicSummary]:
-        return (await self.call("GET", "/topics", _TopicList)).topics
+        return (await self.call("GET", "/topics", TopicList)).topics
 
     async def stats(self) -> Stats:
         return await self.call("GET", "/stats", Stats)
@@ -106,21 +88,21 @@ class Rest:
         return await self.call("POST", "/clock/confirm", ClockConfirmed)
 
     async def tables(self) -> list[TableSummary]:
-        return (await self.call("GET", "/tables", _TableList)).tables
+        return (await self.call("GET", "/tables", TableList)).tables
 
     async def table(self, name: str, parameters: dict[str, Any]) -> TableRows:
         given = {name: value for name, value in parameters.items() if value is not None}
         return await self.call("GET", f"/tables/{quote(name, safe='')}?{urlencode(given)}", TableRows)
 
     async def sessions(self) -> list[SessionSummary]:
-        return (await self.call("GET", "/sessions", _SessionList)).sessions
+        return (await self.call("GET", "/sessions", SessionList)).sessions
 
     async def revoke_session(self, id: str) -> None:
-        await self.call("DELETE", f"/sessions/{quote(id, safe='')}", _Revoked)
+        await self.call("DELETE", f"/sessions/{quote(id, safe='')}", RevokedResponse)
 
     async def revoke_sessions(self, caller: str | None) -> int:
         query = "" if caller is None else "?" + urlencode({"caller": caller})
-        return (await self.call("DELETE", f"/sessions{query}", _Revoked)).count
+        return (await self.call("DELETE", f"/sessions{query}", RevokedResponse)).count
 
     async def read(self, topic: str, parameters: dict[str, Any]) -> AsyncGenerator[Event, None]:
         address = self._finder.find()
@@ -140,7 +122,7 @@ class Rest:
                         address.url, response.status_code, await response.aread(), topic=topic
                     )
                 async for line in _lines(response):
-                    stored = _decode_stored(line)
+                    stored = _decode_record(line)
                     yield Event.of(topic, stored.offset, stored.ts, stored.message)
             finally:
                 await response.aclose()

@@ -9,7 +9,10 @@ from os import PathLike
 from types import TracebackType
 from typing import Any, Generic, Literal, Self, TypeVar, overload
 
-from himalia.client.answers import (
+from himalia.client.client import Client
+from himalia.client.events import Event, Published
+from himalia.client.subscription import Subscription
+from himalia.protocol.models import (
     Attached,
     ClockConfirmed,
     Execution,
@@ -23,9 +26,6 @@ from himalia.client.answers import (
     TableSummary,
     TopicSummary,
 )
-from himalia.client.client import Client
-from himalia.client.events import Event, Published
-from himalia.client.subscription import Subscription
 from himalia.record import Position, Retention
 
 Result = TypeVar("Result")
