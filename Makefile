@@ -7,7 +7,7 @@ PROCESSES ?= 4
 NO_PACKAGES := pip could not install the packages, and says above why. They are needed once, from a network: go online (pip heeds HTTPS_PROXY and PIP_INDEX_URL), then run make again.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser tools run demo test test-all lint types unit soak bench fuzz clean constraints
+.PHONY: help setup browser tools run demo check test test-all lint types quick unit soak bench fuzz clean constraints
 
 help:            ## Say what there is
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,6 +28,8 @@ run: setup       ## Start the server on its embedded log, and the pipeline besid
 demo: setup      ## The same, with a kernel at work and orders coming in
 	@$(BIN)/himalia up --demo
 
+check: lint types quick  ## Lint, check types, run the quick tests: about a minute
+
 test: lint types unit  ## Lint, check types, run all tests but the long ones
 
 test-all: test soak     ## The same, and the long and repeated tests: about an hour
@@ -35,6 +37,7 @@ test-all: test soak     ## The same, and the long and repeated tests: about an h
 lint: setup
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+	@$(BIN)/python -m tests.shape
 
 types: setup
 	@$(BIN)/mypy
@@ -52,22 +55,26 @@ tools:           ## Install nginx and Prometheus for the tests of the guides, wh
 
 # Drivers of Spark start in half the time with it; tests do without where it cannot be had.
 $(ARCHIVE): $(STAMP)
-	@$(BIN)/python -m tests.spark.archive $(ARCHIVE) >/dev/null 2>&1 || touch $(ARCHIVE)
+	@$(BIN)/python -m tests.spark.class_archive $(ARCHIVE) >/dev/null 2>&1 || touch $(ARCHIVE)
 
 # Most tests wait for something, so four processes share two cores well; those of Spark compute. -rs lists what is skipped.
 unit: setup browser $(ARCHIVE)
-	@$(BIN)/pytest -rs -m 'not alone and not soak' --ignore tests/spark --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
-	@$(BIN)/pytest -rs tests/spark -m 'not soak' --numprocesses 2 --dist loadfile --no-loadscope-reorder
-	@$(BIN)/pytest -rs -m 'alone and not soak'
+	@$(BIN)/pytest -rfEs -m 'not alone and not soak' --ignore tests/spark --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
+	@$(BIN)/pytest -rfEs tests/spark -m 'not soak' --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	@$(BIN)/pytest -rfEs -m 'alone and not soak'
+
+quick: setup
+	@$(BIN)/pytest -rfE -m 'not slow and not alone and not soak' --numprocesses 2 --dist loadfile \
+		tests/log tests/pubsub tests/jupyter tests/iopub tests/server/http tests/server/websocket tests/docs tests/test_*.py
 
 soak: setup browser $(ARCHIVE)
-	@$(BIN)/pytest -rs -m soak
+	@$(BIN)/pytest -rfEs -m soak
 
 bench: setup     ## Measure Himalia beside its peers
 	@$(BIN)/python -m benchmarks
 
 fuzz: setup      ## Compare ten million random WebSocket frames with plain websockets
-	@$(BIN)/python -m tests.server.websocket_fuzz --frames 10000000 --seed 13 --processes 2
+	@$(BIN)/python -m tests.server.websocket.websocket_fuzz --frames 10000000 --seed 13 --processes 2
 
 constraints: setup  ## Pin what is installed now
 	@$(BIN)/python -m pip freeze --exclude-editable --all | grep -v '@' | grep -E '^[A-Za-z0-9_.-]+==' > constraints.txt

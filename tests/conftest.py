@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.serving import RunningServer, start_server
+from tests.servers import RunningServer, start_server
 
 ARCHIVE = Path(__file__).parents[1] / ".venv" / "spark.jsa"
-"""What ``tests.spark.archive`` writes."""
+"""What ``tests.spark.class_archive`` writes."""
 
 
 @pytest.fixture(autouse=True, scope="session")

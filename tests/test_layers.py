@@ -12,7 +12,7 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "himalia"
 
 VALUES = {"record", "errors", "topics", "token_proof"}
-FOUNDATION = VALUES | {"settings", "local_server", "retry", "throttle"}
+FOUNDATION = VALUES | {"settings", "local_server", "retry", "throttle", "file_lock", "tasks"}
 BROKER = FOUNDATION | {"log", "protocol", "pubsub"}
 JUPYTER = VALUES | {"jupyter"}
 IOPUB = JUPYTER | {"throttle", "protocol", "iopub"}
@@ -26,6 +26,8 @@ MAY_IMPORT = {
     "malloc": set(),
     "retry": {"errors"},
     "throttle": set(),
+    "file_lock": set(),
+    "tasks": set(),
     "settings": FOUNDATION,
     "local_server": FOUNDATION,
     "log": FOUNDATION | {"log"},
@@ -36,7 +38,8 @@ MAY_IMPORT = {
     "kernels": BROKER | KEEPER | {"kernels"},
     "protocol": VALUES | {"protocol"},
     "client": VALUES | {"tls", "retry", "local_server", "protocol", "client"},
-    "spark": VALUES | {"tls", "retry", "local_server", "protocol", "client", "tables", "malloc", "spark"},
+    "spark": VALUES
+    | {"tls", "retry", "file_lock", "local_server", "protocol", "client", "tables", "malloc", "spark"},
     "tables": VALUES | {"protocol", "tables"},
     "demo": VALUES | {"client", "demo"},
     "server": BROKER | KEEPER | {"kernels", "protocol", "tables", "malloc", "server"},

@@ -54,7 +54,8 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any, ClassVar
+from functools import cache
+from typing import Any, ClassVar, Self
 
 
 class ErrorCode(StrEnum):
@@ -106,6 +107,26 @@ class HimaliaError(Exception):
         super().__init__(message)
         self.message = message
         self.data = data
+
+    @classmethod
+    def from_message(cls, message: str, **data: Any) -> Self:
+        """Make an error of this class whose message is written already: one that another process raised.
+
+        The constructors of some subclasses take other arguments and write the message themselves.
+        """
+        error = cls.__new__(cls)
+        HimaliaError.__init__(error, message, **data)
+        return error
+
+    @staticmethod
+    def from_code(code: str, message: str, **data: Any) -> HimaliaError:
+        """Make the error of a code and a message that were received; ``data["code"]`` is that code.
+
+        Of several classes with one code it is the topmost: ``UNAVAILABLE`` gives ``LogUnavailable``. A code that this
+        version does not know gives a plain ``HimaliaError``.
+        """
+        found = _classes_by_code().get(code, HimaliaError)
+        return found.from_message(message, code=code, **data)
 
 
 class BadRequest(HimaliaError):
@@ -339,3 +360,16 @@ class WarehouseLocked(ConfigurationError):
 
 class InternalError(HimaliaError):
     code = ErrorCode.INTERNAL
+
+
+@cache
+def _classes_by_code() -> dict[str, type[HimaliaError]]:
+    """The topmost class of each code."""
+    classes: dict[str, type[HimaliaError]] = {}
+    level: list[type[HimaliaError]] = HimaliaError.__subclasses__()
+    while level:
+        for error_class in level:
+            if "code" in vars(error_class):
+                classes.setdefault(error_class.code, error_class)
+        level = [below for error_class in level for below in error_class.__subclasses__()]
+    return classes

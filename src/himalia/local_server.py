@@ -38,12 +38,12 @@ def make_private(directory: Path) -> None:
         directory.mkdir(mode=0o700, exist_ok=True)
 
 
-def default_warehouse() -> Path:
+def default_warehouse_path() -> Path:
     """Where the pipeline's tables are unless somebody says otherwise: beside the default log."""
     return platformdirs.user_data_path("himalia") / "warehouse"
 
 
-def checked_warehouse(path: Path) -> Path:
+def validate_warehouse_path(path: Path) -> Path:
     """The same path. Raises ``ConfigurationError`` if somebody meant a URL, which would become a strange directory."""
     # A path has only one of the two slashes left.
     if found := re.match(r"([a-z][a-z0-9+.-]+):/", str(path), re.IGNORECASE):
@@ -53,12 +53,12 @@ def checked_warehouse(path: Path) -> Path:
     return path
 
 
-def page_address(url: str, token: str | None) -> str:
+def page_url(url: str, token: str | None) -> str:
     """What to open in a browser: the page of a server, with the token that lets one in."""
     return f"{url}/?token={quote(token, safe='')}" if token else f"{url}/"
 
 
-def announce(server: RunningServer) -> Path:
+def write_runtime_file(server: RunningServer) -> Path:
     """Write the file of this server, readable by its user only. Returns its path, to be removed at the end.
 
     Raises ``ConfigurationError`` if it cannot be written.

@@ -17,7 +17,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _STATM = Path("/proc/self/statm")
 
 
-def keep_freed_memory() -> None:
+def tune_malloc() -> None:
     """Keep up to 64 MiB of freed memory for what comes next, where the C library is glibc.
 
     For processes through which much data passes in pieces of megabytes. glibc hands each piece back to the system and

@@ -58,7 +58,7 @@ class Retention(msgspec.Struct, frozen=True):
     ] = None
     count: Annotated[int | None, Meta(examples=[100_000], extra={"request": {"ge": 0, "le": 10**15}})] = None
 
-    def over(self, default: Retention) -> Retention:
+    def with_defaults(self, default: Retention) -> Retention:
         """These limits, with ``default`` where this says nothing."""
         return Retention(
             age_s=default.age_s if self.age_s is None else self.age_s,
@@ -66,7 +66,7 @@ class Retention(msgspec.Struct, frozen=True):
             count=default.count if self.count is None else self.count,
         )
 
-    def times(self, factor: float) -> Retention:
+    def scaled(self, factor: float) -> Retention:
         """These limits, each so many times as wide; none stays none."""
         return Retention(
             age_s=self.age_s and self.age_s * factor,

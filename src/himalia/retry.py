@@ -1,6 +1,6 @@
-"""Retry: how long to wait between attempts, which errors are transient, and when to give up.
+"""Retry: which errors are transient, how long to wait between attempts, and when to give up.
 
-Needs the standard library only: Spark's executors import it.
+Standard library only: Spark's executors import this module.
 """
 
 from __future__ import annotations
@@ -21,60 +21,67 @@ from himalia.errors import (
     TooManyReaders,
 )
 
-FIRST_WAIT_S, LONGEST_WAIT_S = 0.1, 2.0
-BUSY = (LogUnavailable, ShuttingDown, RateLimited, TooManyBodies, TooManyConnections, TooManyReaders)
-"""What a server answers that will do better in a moment."""
-MOMENTARY = (ConnectionFailed, *BUSY)
-"""Failures that pass by themselves."""
+BUSY_ERRORS = (
+    LogUnavailable,
+    ShuttingDown,
+    RateLimited,
+    TooManyBodies,
+    TooManyConnections,
+    TooManyReaders,
+)
+"""Errors of a server that is reachable, and is expected to accept the same request shortly."""
+TRANSIENT_ERRORS = (ConnectionFailed, *BUSY_ERRORS)
+"""Errors after which the same request may succeed. Retrying is safe where a message id makes it idempotent."""
+
+FIRST_WAIT_S = 0.1
+WAIT_MAX_S = 2.0
+BACKOFF_MAX_S = 5.0
 
 T = TypeVar("T")
 
 
-class Patience:
-    """Waits between attempts, longer each time; gives up when nothing worked for so many seconds."""
+class RetryTimer:
+    """Waits between attempts, twice as long each time, until nothing has succeeded for ``seconds``. Blocks."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
-        self.renew()
+        self.reset()
 
-    def renew(self) -> None:
-        """Something worked: the next failure is a first one."""
+    def reset(self) -> None:
+        """Start over, after an attempt that succeeded."""
         self._deadline = time.monotonic() + self._seconds
         self._wait_s = FIRST_WAIT_S
 
     def wait(self, error: HimaliaError) -> None:
-        """Wait before the next attempt, or raise what made this one fail."""
+        """Wait before the next attempt; raise ``error``, which ended this one, if the time is over by then."""
         if time.monotonic() + self._wait_s > self._deadline:
             raise error
         time.sleep(self._wait_s)
-        self._wait_s = min(2 * self._wait_s, LONGEST_WAIT_S)
+        self._wait_s = min(2 * self._wait_s, WAIT_MAX_S)
 
 
-def patiently(work: Callable[[], T], seconds: float) -> T:
-    """The result of ``work``, which is tried again while it fails for reasons that pass."""
-    patience = Patience(seconds)
+def retry(work: Callable[[], T], seconds: float) -> T:
+    """Return the result of ``work``, retrying it for so long while it fails with a transient error. Blocks."""
+    timer = RetryTimer(seconds)
     while True:
         try:
             return work()
-        except MOMENTARY as error:
-            patience.wait(error)
-
-
-FIRST_S = 0.1
-LONGEST_S = 5.0
+        except TRANSIENT_ERRORS as error:
+            timer.wait(error)
 
 
 class Backoff:
-    """Waits that double, each shortened by chance so that many clients do not come back all at once."""
+    """Waits that double up to ``BACKOFF_MAX_S``, with jitter so that many clients do not reconnect at once."""
 
     def __init__(self) -> None:
-        self._tries = 0
+        self._attempts = 0
 
     def reset(self) -> None:
-        """It worked: the next failure starts over."""
-        self._tries = 0
+        """Start over, after an attempt that succeeded."""
+        self._attempts = 0
 
     def next_s(self) -> float:
-        longest: float = min(LONGEST_S, FIRST_S * 2**self._tries)
-        self._tries = min(self._tries + 1, 30)
+        """Return how long to wait before the next attempt; the caller waits."""
+        longest: float = min(BACKOFF_MAX_S, FIRST_WAIT_S * 2**self._attempts)
+        self._attempts = min(self._attempts + 1, 30)
         return longest * random.uniform(0.5, 1)

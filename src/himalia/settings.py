@@ -15,7 +15,7 @@ import platformdirs
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from himalia.local_server import checked_warehouse, default_warehouse
+from himalia.local_server import default_warehouse_path, validate_warehouse_path
 
 KIB, MIB = 1024, 1024 * 1024
 FLOAT_MAX = 1e10
@@ -61,8 +61,8 @@ class Settings(BaseSettings):
     host: str = Field("127.0.0.1", description="Address to listen on.")
     port: Port = Field(8000, description="Port to listen on; 0 picks a free one.")
     log: str = Field(default_factory=default_log_url, description="The log: sqlite:///path or memory://.")
-    warehouse: Annotated[Path, AfterValidator(checked_warehouse)] = Field(
-        default_factory=default_warehouse, description="The pipeline's tables, for GET /tables."
+    warehouse: Annotated[Path, AfterValidator(validate_warehouse_path)] = Field(
+        default_factory=default_warehouse_path, description="The pipeline's tables, for GET /tables."
     )
     workers: PositiveInt = Field(
         1, description="Server processes; one owns an embedded log, so only 1 works."

@@ -29,7 +29,7 @@ def check_name(name: str, length_max: int = NAME_LENGTH_MAX) -> str:
     _check_length(name, length_max)
     if not _NAME.match(name):
         raise BadRequest(
-            f"{_shown(name)} is not a topic name: use letters, digits, '_' and '-', in segments joined by dots",
+            f"{_abbreviate(name)} is not a topic name: use letters, digits, '_' and '-', in segments joined by dots",
             topic=name,
         )
     return name
@@ -41,7 +41,7 @@ def check_pattern(pattern: str, length_max: int = NAME_LENGTH_MAX) -> str:
     _check_length(pattern, length_max)
     if not _PATTERN.match(pattern):
         raise BadRequest(
-            f"{_shown(pattern)} is not a topic pattern: '*' stands for one whole segment, '>' for the rest, at the end",
+            f"{_abbreviate(pattern)} is not a topic pattern: '*' matches one segment, a final '>' the rest",
             topic=pattern,
         )
     return pattern
@@ -72,5 +72,5 @@ def _check_length(text: str, length_max: int) -> None:
         )
 
 
-def _shown(text: str) -> str:
+def _abbreviate(text: str) -> str:
     return repr(text if len(text) <= 80 else text[:77] + "...")

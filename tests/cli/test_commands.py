@@ -10,8 +10,8 @@ import pytest
 
 from himalia import __version__
 from himalia.cli.lazy import COMMANDS
-from tests.cli.running import assert_sentence, himalia
-from tests.serving import RunningServer
+from tests.cli.command import assert_sentence, himalia
+from tests.servers import RunningServer
 
 EVERY = [
     *([name] for name in COMMANDS),

@@ -6,7 +6,7 @@ import pytest
 
 from himalia.client import Client
 from tests.client.relay import Relay
-from tests.serving import RunningServer
+from tests.servers import RunningServer
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from himalia.client import Event, Subscription
-from tests.serving import DEADLINE_S
+from tests.servers import DEADLINE_S
 
 
 async def take(items: Subscription[Any], count: int) -> list[Any]:

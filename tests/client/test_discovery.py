@@ -9,12 +9,12 @@ from himalia.client import Client
 from himalia.client.discovery import Finder
 from himalia.errors import BadRequest, ConnectionFailed
 from himalia.local_server import RunningServer as Announced
-from himalia.local_server import announce
-from tests.serving import RunningServer
+from himalia.local_server import write_runtime_file
+from tests.servers import RunningServer
 
 
 def _announce(url: str, token: str | None, log: str, started_us: int) -> None:
-    announce(Announced(url, token, os.getpid(), log, started_us))
+    write_runtime_file(Announced(url, token, os.getpid(), log, started_us))
 
 
 async def test_a_client_finds_the_server_of_this_machine(serve: Callable[..., RunningServer]) -> None:

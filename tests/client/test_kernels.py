@@ -15,8 +15,8 @@ from himalia.errors import (
     KernelUnavailable,
 )
 from himalia.protocol.models import Kernel
-from tests.kernel_server import kernel_server
-from tests.serving import DEADLINE_S, RunningServer
+from tests.servers import DEADLINE_S, RunningServer
+from tests.shared_kernel_server import kernel_server
 
 pytestmark = pytest.mark.slow
 

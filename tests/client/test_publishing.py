@@ -18,7 +18,7 @@ from himalia.errors import (
 )
 from tests.client.reading import take_events, until
 from tests.client.relay import Relay
-from tests.serving import RunningServer
+from tests.servers import RunningServer
 
 
 async def test_a_publish_says_where_it_was_stored(client: Client) -> None:

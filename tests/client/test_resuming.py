@@ -12,7 +12,7 @@ from himalia.record import Position, Retention
 from himalia.server.identity.token import TokenFile
 from tests.client.reading import take, take_events, take_until, until
 from tests.client.relay import Relay
-from tests.serving import RunningServer
+from tests.servers import RunningServer
 
 Serve = Callable[..., RunningServer]
 

@@ -17,8 +17,8 @@ from himalia.client import Client
 from himalia.errors import ConnectionFailed, HimaliaError, Unauthorized
 from himalia.spark.connector.http import Address, Connection
 from himalia.token_proof import Challenge, is_same_machine
-from tests.cli.running import assert_sentence, himalia
-from tests.serving import DEADLINE_S, RunningServer
+from tests.cli.command import assert_sentence, himalia
+from tests.servers import DEADLINE_S, RunningServer
 
 Serve = Callable[..., RunningServer]
 TOKEN = "correct-horse-battery-staple"

@@ -8,7 +8,7 @@ import pytest
 from himalia.client import Client, Dropped, Event
 from himalia.errors import SlowConsumer
 from tests.client.reading import take_events, until
-from tests.serving import DEADLINE_S, RunningServer
+from tests.servers import DEADLINE_S, RunningServer
 
 BIG = "x" * 100_000
 

@@ -9,7 +9,7 @@ import pytest
 from himalia.client import Client, Event, SubscriptionReplaced, TopicCreated, TopicDeleted
 from himalia.errors import BadFilter, BadRequest, ConnectionFailed, TopicNotFound, Unauthorized
 from tests.client.reading import take, take_events
-from tests.serving import RunningServer
+from tests.servers import RunningServer
 
 
 async def test_an_event_has_everything_that_was_published(client: Client) -> None:

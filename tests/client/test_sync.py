@@ -7,7 +7,7 @@ import pytest
 
 from himalia.client import Disconnected, Event, Outgoing, Resumed, SyncClient, TopicCreated, TopicDeleted
 from himalia.errors import ConnectionFailed, TopicNotFound
-from tests.serving import RunningServer
+from tests.servers import RunningServer
 
 
 @pytest.fixture

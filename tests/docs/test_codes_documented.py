@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from himalia.client.errors import MOMENTARY
 from himalia.errors import ErrorCode
 from himalia.protocol import PROTOCOL_VERSION, ClientMessage, ErrorBody, Message, ServerMessage
+from himalia.retry import TRANSIENT_ERRORS
 from himalia.server import create_app
 from himalia.server.errors import STATUS
 from himalia.server.websocket import transport
@@ -72,7 +72,7 @@ def test_an_error_is_documented_as_it_is(protocol: str, code: ErrorCode) -> None
     _, status, retry, meaning = error_rows(protocol)[code]
     expected = STATUS.get(code, 500 if code is ErrorCode.INTERNAL else None)
     assert status == ("-" if expected is None else str(expected))
-    assert retry == ("yes" if code in {error.code for error in MOMENTARY} else "no")
+    assert retry == ("yes" if code in {error.code for error in TRANSIENT_ERRORS} else "no")
     assert meaning
 
 

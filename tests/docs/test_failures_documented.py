@@ -20,7 +20,7 @@ import pytest
 from websockets.sync.client import connect
 
 from himalia.errors import HimaliaError
-from himalia.local_server import RunningServer, announce
+from himalia.local_server import RunningServer, write_runtime_file
 from himalia.log.sqlite.errors import translate
 from himalia.server.context import Broker
 from himalia.server.identity.token import TokenFile
@@ -28,8 +28,8 @@ from himalia.server.run import _config, listen
 from himalia.settings import Settings
 from tests.docs.markdown import code_spans, rows, section
 from tests.log.processes import HOLDER, read_line, run
-from tests.server.identity.callers import write_keys
-from tests.serving import DEADLINE_S
+from tests.server.identity.credentials import write_keys
+from tests.servers import DEADLINE_S
 
 Provoke = Callable[[Path], None]
 
@@ -107,7 +107,7 @@ def no_runtime_directory(directory: Path) -> None:
     (directory / "file").touch()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HIMALIA_RUNTIME_DIR", str(directory / "file" / "runtime"))
-        announce(RunningServer("http://127.0.0.1:1", None, 1, "memory://", 0))
+        write_runtime_file(RunningServer("http://127.0.0.1:1", None, 1, "memory://", 0))
 
 
 def bad_keys(text: str) -> Provoke:

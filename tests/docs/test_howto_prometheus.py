@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from tests.docs.markdown import DOCS, code_spans, rows, section
-from tests.serving import RunningServer
+from tests.servers import RunningServer
 
 HOWTO = DOCS / "howto"
 RULES = HOWTO / "alerts.yml"

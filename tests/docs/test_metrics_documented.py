@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from tests.docs.markdown import code_spans, rows, section
-from tests.serving import RunningServer
+from tests.servers import RunningServer
 
 
 def test_the_metrics_are_those_of_the_document(operations: str, server: RunningServer) -> None:

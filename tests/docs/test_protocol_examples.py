@@ -18,8 +18,8 @@ from himalia.server.identity import read_keys
 from himalia.server.identity.keys_file import KeysFile
 from tests.docs.examples import Examples, Mismatch, Values, expected_json
 from tests.docs.markdown import Block, blocks, code_spans, rows, section
-from tests.server.identity.callers import write_keys
-from tests.serving import RunningServer
+from tests.server.identity.credentials import write_keys
+from tests.servers import RunningServer
 from tests.tables.sample import write_sample
 
 

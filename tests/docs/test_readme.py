@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from himalia.settings import Settings
-from tests.cli.up import Up
-from tests.serving import RunningServer
+from tests.cli.up_process import UpProcess
+from tests.servers import RunningServer
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -37,7 +37,7 @@ def without_ids(text: str) -> str:
     return re.sub(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "ID", text)
 
 
-def assert_first_commands_pass(up: Up) -> None:
+def assert_first_commands_pass(up: UpProcess) -> None:
     """Beside a server and its pipeline they print what the README shows, and the pipeline is asked for its tables."""
     environment = {**os.environ, **up.env, "NO_COLOR": "1"}
     environment["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -85,7 +85,7 @@ def test_the_first_commands_pass_beside_make_run(tmp_path: Path) -> None:
         "HIMALIA_RUNTIME_DIR": str(tmp_path / "runtime"),
         "HIMALIA_WAREHOUSE": str(tmp_path / "warehouse"),
     }
-    with Up(tmp_path, env=env, deadline_s=200.0) as up:
+    with UpProcess(tmp_path, env=env, deadline_s=200.0) as up:
         assert_first_commands_pass(up)
 
 

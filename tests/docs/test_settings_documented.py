@@ -15,7 +15,7 @@ from himalia.server.identity import Principal, Right, read_keys
 from himalia.settings import Settings
 from himalia.tls import CERTFILE, KEYFILE, PASSWORD
 from tests.docs.markdown import DOCS, ROOT, blocks, code_spans, rows, section
-from tests.server.identity.callers import write_keys
+from tests.server.identity.credentials import write_keys
 
 OTHER_VARIABLES = {"HIMALIA_URL", "HIMALIA_TOKEN", "HIMALIA_RUNTIME_DIR", CERTFILE, KEYFILE, PASSWORD}
 """Variables that are read elsewhere than in the settings."""

@@ -14,7 +14,7 @@ import pytest
 from himalia.tables import Tables
 from himalia.tables.catalog import CATALOG
 from tests.docs.markdown import DOCS, Block, blocks, code_spans, rows, section
-from tests.serving import RunningServer
+from tests.servers import RunningServer
 from tests.tables.sample import write_sample
 
 GUIDE = (DOCS / "tables.md").read_text()

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from himalia.kernels.request import Code
-from tests.kernels.hosting import Hosting, hosting, printed, until_recorded
+from tests.kernels.hosts import Hosting, hosting, printed, until_recorded
 
 __all__ = ["hosting"]
 

@@ -19,7 +19,8 @@ from himalia.log import open_log
 from himalia.pubsub import PubSubManager
 from himalia.record import Record
 from himalia.settings import Settings
-from tests.kernels.hosting import (
+from tests.keeper.keepers import printed as spooled
+from tests.kernels.hosts import (
     DEADLINE_S,
     Hosting,
     ended,
@@ -34,7 +35,6 @@ from tests.kernels.hosting import (
     until,
     until_recorded,
 )
-from tests.kernels.kept import printed as spooled
 
 __all__ = ["hosting"]
 

@@ -13,7 +13,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from himalia.errors import BadRequest
 from himalia.jupyter.connection_file import ConnectionInfo
-from tests.kernels.hosting import DEADLINE_S, Hosting, hosting, text_of
+from tests.kernels.hosts import DEADLINE_S, Hosting, hosting, text_of
 
 __all__ = ["hosting"]
 

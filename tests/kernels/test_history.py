@@ -19,7 +19,7 @@ from himalia.kernels import history
 from himalia.kernels.history import ExecutionFold, find_request, last_iopub, read_execution
 from himalia.log import Batch, Chunk
 from himalia.record import Draft, Record, Retention
-from tests.kernels.recorded import (
+from tests.jupyter.request_records import (
     KERNEL,
     REQUEST,
     TOPIC,

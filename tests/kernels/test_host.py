@@ -31,7 +31,7 @@ from himalia.keeper.ports import PortBlock, find_ports
 from himalia.kernels.model import KernelState
 from himalia.kernels.request import Code
 from tests.kernels.fake_kernel import FakeKernel
-from tests.kernels.hosting import (
+from tests.kernels.hosts import (
     Hosting,
     ended,
     events,

@@ -9,13 +9,13 @@ import pytest
 
 from himalia.errors import LogUnavailable, TopicNotFound
 from himalia.log import Batch
-from himalia.log.columnar import Columns, Joined
+from himalia.log.columnar import ColumnChunk, PackedColumn
 from himalia.record import Draft, Retention
 
 from .backends import Backend, add, read_all, soon
 
 
-def values(joined: Joined) -> Iterator[bytes]:
+def values(joined: PackedColumn) -> Iterator[bytes]:
     at = 0
     for length in joined.lengths:
         yield joined.data[at : at + length]
@@ -23,10 +23,10 @@ def values(joined: Joined) -> Iterator[bytes]:
     assert at == len(joined.data)
 
 
-async def all_columns(log: Any, topic: str, *, bytes_max: int) -> list[Columns]:
+async def all_columns(log: Any, topic: str, *, bytes_max: int) -> list[ColumnChunk]:
     """A topic in pieces, from its first record to its end."""
     end = (await log.info(topic)).end
-    pieces: list[Columns] = []
+    pieces: list[ColumnChunk] = []
     at = 0
     while at < end:
         pieces.append(await log.read_columns(topic, at, end, bytes_max=bytes_max))

@@ -17,7 +17,7 @@ async def offsets(log: Any, topic: str) -> list[int]:
 
 
 async def unread_from(log: Any, topic: str, offset: int) -> None:
-    log.spare({topic: Position(offset, (await log.info(topic)).epoch)})
+    log.hold_retention({topic: Position(offset, (await log.info(topic)).epoch)})
 
 
 async def test_unread_records_stay(log: Any) -> None:
@@ -104,5 +104,5 @@ async def test_nothing_goes_before_the_first_word(backend: Backend) -> None:
     await log.create("orders", Retention(count=2))
     await add(log, "orders", 4)
     assert await offsets(log, "orders") == [0, 1, 2, 3]
-    log.spare({})
+    log.hold_retention({})
     assert await offsets(log, "orders") == [2, 3]

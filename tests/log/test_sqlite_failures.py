@@ -18,7 +18,7 @@ from himalia.log.sqlite.commands import StopJob
 from himalia.log.sqlite.errors import translate
 from himalia.log.sqlite.store import Store
 from himalia.record import Draft, Retention
-from tests.disk import fill_up, mount, small_file_system
+from tests.small_file_system import fill_up, mount, small_file_system
 
 from .backends import Backend, add, drafts, eventually, read_all, soon
 

@@ -9,10 +9,10 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
-from tests.kernel_server import kernel_server
 from tests.page.browser import DEADLINE_MS, Complaints, running_browser
-from tests.page.kernels import LiveKernel
-from tests.serving import RunningServer
+from tests.page.live_kernel import LiveKernel
+from tests.servers import RunningServer
+from tests.shared_kernel_server import kernel_server
 
 
 @pytest.fixture(scope="module")

@@ -18,9 +18,9 @@ from pathlib import Path
 from playwright.sync_api import Browser, Page, expect
 
 from tests.page.browser import running_browser
-from tests.page.kernels import LiveKernel
+from tests.page.live_kernel import LiveKernel
 from tests.page.warehouse import write_busy_hour
-from tests.serving import RunningServer, start_server
+from tests.servers import RunningServer, start_server
 
 FOLDER = Path(__file__).parents[2] / "docs" / "images"
 DESK = {"width": 1280, "height": 800}

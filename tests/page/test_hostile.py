@@ -10,8 +10,8 @@ import pytest
 from playwright.sync_api import Frame, Locator, Page, Request, expect
 
 from tests.page.browser import goto, row_with
-from tests.page.kernels import LiveKernel
-from tests.serving import RunningServer
+from tests.page.live_kernel import LiveKernel
+from tests.servers import RunningServer
 
 pytestmark = pytest.mark.slow
 

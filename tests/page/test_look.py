@@ -9,8 +9,8 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.page.browser import goto, offsets_shown, row_with
-from tests.page.kernels import LiveKernel
-from tests.serving import RunningServer
+from tests.page.live_kernel import LiveKernel
+from tests.servers import RunningServer
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from himalia.server.rest import page as served
-from tests.serving import RunningServer
+from tests.servers import RunningServer
 
 MODULES = sorted(path.relative_to(served.FOLDER).as_posix() for path in served.FOLDER.rglob("*.js"))
 POLICY = "content-security-policy"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from tests.cli.up import Up, assert_all_gone
+from tests.cli.up_process import UpProcess, assert_all_gone
 from tests.docs.test_readme import assert_first_commands_pass
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -23,7 +23,7 @@ ABOVE_0 = re.compile(r"^[1-9]")
 
 
 @pytest.fixture(scope="module")
-def demo(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+def demo(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpProcess]:
     """All of it, once for the module. Not without a browser, which is asked for first."""
     directory = tmp_path_factory.mktemp("demo")
     env = {
@@ -31,12 +31,12 @@ def demo(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         "HIMALIA_WAREHOUSE": str(directory / "warehouse"),
         "JUPYTER_RUNTIME_DIR": str(directory / "jupyter"),
     }
-    with Up(directory, "--demo", env=env, deadline_s=ALIVE_S) as up:
+    with UpProcess(directory, "--demo", env=env, deadline_s=ALIVE_S) as up:
         yield up
 
 
 @pytest.fixture
-def look(page: Page, demo: Up) -> Callable[[str], Page]:
+def look(page: Page, demo: UpProcess) -> Callable[[str], Page]:
     """The page at one of its addresses, opened as the printed address says."""
     page.goto(f"{demo.url}/?token={demo.token}")
 
@@ -132,7 +132,7 @@ def test_the_pipeline_follows_the_log(look: Callable[[str], Page]) -> None:
     expect(page.locator("iframe.frame")).to_have_attribute("data-drawn", "4")
 
 
-def test_the_readmes_first_commands_pass_beside_it(demo: Up) -> None:
+def test_the_readmes_first_commands_pass_beside_it(demo: UpProcess) -> None:
     """``orders`` is the reader's own topic, and --once waits for the pipeline that runs."""
     assert_first_commands_pass(demo)
 
@@ -144,7 +144,7 @@ def test_the_system_is_well(look: Callable[[str], Page]) -> None:
     expect(page.locator(".facts-grid div", has_text="Kernels").locator("dd")).to_have_text("1")
 
 
-def test_ctrl_c_ends_all_of_it(demo: Up) -> None:
+def test_ctrl_c_ends_all_of_it(demo: UpProcess) -> None:
     """Server, kernel, pipeline and Java: none of them is left, and nothing was wrong."""
     family = demo.family()
     assert demo.part("org.apache.spark") and demo.part("keeper/launcher.py")

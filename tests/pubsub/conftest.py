@@ -17,7 +17,7 @@ from himalia.log.api import Appended, Batch
 from himalia.protocol import text_payloads
 from himalia.pubsub import Outlet, PubSubManager, Subscriber
 from himalia.pubsub.filters import compile_filter
-from himalia.pubsub.manager import Limits, Subscribed
+from himalia.pubsub.manager import Limits, SubscribeResult
 from himalia.pubsub.subscription import Start
 from himalia.record import Draft, Retention
 from himalia.server.codecs import WEBSOCKET
@@ -62,7 +62,7 @@ class Viewer(Outlet):
         data, self.waiting = self.waiting, b""
         self._take(data)
         if self.paused:
-            self.ready()
+            self.resume()
 
     def _take(self, data: bytes) -> None:
         self.messages += [json.loads(payload) for payload in text_payloads(data)]
@@ -121,7 +121,7 @@ class Room:
         filter: str | None = None,
         client_id: str = "viewer",
         **options: Any,
-    ) -> Subscribed:
+    ) -> SubscribeResult:
         compiled = None if filter is None else compile_filter(filter)
         subscriber = Subscriber(pattern, client_id, viewer, start=start, filter=compiled, **options)
         return await self.manager.subscribe(subscriber)
@@ -135,7 +135,7 @@ class Room:
         await self.publish(name, 0)
         await marker.until(lambda: marker.events)
         await asyncio.sleep(0)
-        self.manager.leave(marker)
+        self.manager.disconnect(marker)
 
 
 @pytest.fixture(params=["memory", "sqlite"])

@@ -289,7 +289,7 @@ async def test_a_gone_connection_leaves_no_ghost(room: Room) -> None:
     viewer = Viewer()
     await room.subscribe("orders", viewer)
     await room.subscribe("orders.*", viewer)
-    room.manager.leave(viewer)
+    room.manager.disconnect(viewer)
     assert room.manager.subscriber_count == 0
     assert room.manager.topics == {}
 
@@ -357,7 +357,7 @@ async def test_many_places_in_a_quiet_tail_cost_little(room: Room) -> None:
         viewer = Viewer()
         await room.subscribe("orders", viewer, Start(last_n=n), client_id=f"v{n}")
         await viewer.until(lambda viewer=viewer, n=n: len(viewer.events) == n)  # type: ignore[misc]
-        room.manager.leave(viewer)
+        room.manager.disconnect(viewer)
     [view] = room.manager.topics["orders"].tail._views.values()
     assert len(view._slices) <= SLICES_MAX
 

@@ -152,7 +152,7 @@ async def test_distinct_filters_are_bounded(tmp_path: object) -> None:
         await room.subscribe("orders", viewer, filter="offset == 1", client_id="shares")
         with pytest.raises(TooManySubscriptions):
             await room.subscribe("orders", viewer, filter="offset == 2", client_id="one too many")
-        room.manager.leave(viewer)
+        room.manager.disconnect(viewer)
         await room.subscribe("orders", Viewer(), filter="offset == 2")
 
 

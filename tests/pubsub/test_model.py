@@ -202,7 +202,7 @@ class BrokerModel(RuleBasedStateMachine):
         async def leave() -> None:
             await self._settle()
             seen.viewer.read()
-            self._manager.leave(seen.viewer)
+            self._manager.disconnect(seen.viewer)
             seen.viewer.closed = True
 
         self._do(leave())
@@ -249,7 +249,7 @@ class SqliteBrokerModel(BrokerModel):
         async def restart() -> None:
             await self._settle()
             for seen in self._seen:
-                self._manager.leave(seen.viewer)
+                self._manager.disconnect(seen.viewer)
                 seen.is_over = True
             await self._manager.stop()
             await self._log.close()

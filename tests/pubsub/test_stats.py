@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from himalia.log.api import Batch
-from himalia.pubsub.stats import SECONDS, LastMinute, Meter
+from himalia.pubsub.stats import SECONDS, Counters, LastMinute
 from himalia.record import Draft
 from tests.pubsub.conftest import Room, Viewer
 
@@ -42,7 +42,7 @@ async def test_stats_tell_of_topics_subscribers_and_totals(room: Room) -> None:
 def test_the_last_minute_is_sixty_samples_oldest_first() -> None:
     """Each sample adds what came since the one before, at the end; before the start there are zeros, after a minute
     the oldest goes."""
-    meter = Meter()
+    meter = Counters()
     nothing = [0] * SECONDS
     assert meter.last_minute() == LastMinute(nothing, nothing, nothing)
     seconds = [(second, 3 * second, second % 2) for second in range(1, 2 * SECONDS)]
@@ -59,7 +59,7 @@ def test_the_last_minute_is_sixty_samples_oldest_first() -> None:
 
 def test_what_came_since_the_last_sample_is_in_the_next() -> None:
     """The second that is under way is not shown, so that no figure grows after it was told."""
-    meter = Meter()
+    meter = Counters()
     meter.published += 7
     assert sum(meter.last_minute().published) == 0
     meter.sample()

@@ -13,7 +13,7 @@ import pytest
 
 from himalia.pubsub import Cursor, Subscriber
 from himalia.pubsub.delivery import ENCODED_AT_ONCE
-from himalia.pubsub.manager import Limits, Subscribed
+from himalia.pubsub.manager import Limits, SubscribeResult
 from himalia.pubsub.subscription import Start
 from himalia.pubsub.turns import Turns
 from himalia.server.websocket.subscribing import compile_checked
@@ -109,7 +109,7 @@ async def test_nothing_is_delivered_before_the_subscription_is_acknowledged(room
     """Records, deletions and new topics during the joining are in the answer or come after it, and none is missed."""
     viewer = Viewer()
 
-    async def join() -> Subscribed:
+    async def join() -> SubscribeResult:
         joined = await room.subscribe("many.>", viewer, Start(offset=0))
         # What the caller gathers here, the ack, comes before any event.
         assert viewer.messages == []
@@ -211,7 +211,7 @@ async def test_the_garbage_collector_need_not_know_of_cursors(room: Room) -> Non
     gc.disable()
     try:
         viewer.closed = True
-        room.manager.leave(viewer)
+        room.manager.disconnect(viewer)
         del viewer, subscriber
         await until_gone(room)
         await asyncio.sleep(0)
@@ -227,7 +227,7 @@ async def test_a_connection_that_ends_while_it_joins_leaves_nothing_behind(room:
     while not room.manager.topics.get(TOPICS[20]):
         await asyncio.sleep(0)
     viewer.closed = True
-    room.manager.leave(viewer)
+    room.manager.disconnect(viewer)
     assert (await joining).positions == {}
     await until_gone(room)
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.server.raw import RawWebSocket, Witness
-from tests.serving import RunningServer, start_server
+from tests.server.raw_clients import RawWebSocket, Witness
+from tests.servers import RunningServer, start_server
 
 
 @pytest.fixture(scope="module")

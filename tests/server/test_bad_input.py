@@ -14,8 +14,7 @@ import pytest
 
 from himalia.protocol import ClientMessage, Message
 from himalia.server.websocket.subscribing import PRIORITY_MAX
-from tests.server.process import ServerProcess
-from tests.server.raw import (
+from tests.server.raw_clients import (
     BINARY,
     CLOSE,
     CONT,
@@ -28,7 +27,8 @@ from tests.server.raw import (
     handshake,
     until,
 )
-from tests.serving import RunningServer
+from tests.server.server_process import ServerProcess
+from tests.servers import RunningServer
 
 pytestmark = pytest.mark.usefixtures("witness", "no_errors_logged")
 

@@ -17,8 +17,8 @@ from websockets.exceptions import InvalidStatus
 from himalia.errors import RateLimited, TooManyConnections, TooManySubscriptions
 from himalia.server.caller_usage import CallerUsages
 from himalia.server.identity import CallerLimits, Principal
-from tests.server.raw import until
-from tests.serving import RunningServer, ask, message
+from tests.server.raw_clients import until
+from tests.servers import RunningServer, ask, message
 
 Serve = Callable[..., RunningServer]
 NDJSON = {"Content-Type": "application/x-ndjson"}

@@ -10,9 +10,9 @@ import pytest
 
 from himalia.log.clock import SystemTime
 from himalia.record import now_us, parse_ts
-from tests.cli.running import himalia
-from tests.server.raw import until
-from tests.serving import RunningServer
+from tests.cli.command import himalia
+from tests.server.raw_clients import until
+from tests.servers import RunningServer
 
 Serve = Callable[..., RunningServer]
 DAY_US = 86_400 * 1_000_000

@@ -14,9 +14,9 @@ import psutil
 import pytest
 from jupyter_client.manager import KernelManager
 
-from tests.disk import fill_up, small_file_system
-from tests.server.process import ServerProcess
-from tests.server.raw import RawWebSocket, until
+from tests.server.raw_clients import RawWebSocket, until
+from tests.server.server_process import ServerProcess
+from tests.small_file_system import fill_up, small_file_system
 
 pytestmark = pytest.mark.slow
 PROBE_INTERVAL_S = 1.0

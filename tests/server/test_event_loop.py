@@ -16,11 +16,11 @@ import httpx
 import pyarrow as pa
 import pytest
 
-from himalia.log.columnar import Columns
+from himalia.log.columnar import ColumnChunk
 from himalia.server.context import ENCODINGS_AT_ONCE
 from himalia.server.rest import read
 from himalia.server.rest.arrow import ArrowStream
-from tests.serving import RunningServer
+from tests.servers import RunningServer
 
 ARROW = {"Accept": "application/vnd.apache.arrow.stream"}
 READERS = 6
@@ -100,7 +100,7 @@ def test_arrow_is_made_in_few_threads(
     server.create("orders")
     encode = ArrowStream.batch
 
-    def slowly(stream: ArrowStream, topic: str, columns: Columns) -> memoryview:
+    def slowly(stream: ArrowStream, topic: str, columns: ColumnChunk) -> memoryview:
         time.sleep(0.05)  # so that all of them would be here at once
         return encode(stream, topic, columns)
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from himalia.log.columnar import Columns
-from tests.server.process import ServerProcess
-from tests.server.raw import Wire, until
-from tests.serving import RunningServer
+from himalia.log.columnar import ColumnChunk
+from tests.server.raw_clients import Wire, until
+from tests.server.server_process import ServerProcess
+from tests.servers import RunningServer
 
 MB = 1_000_000
 BODIES, BODY_BYTES = 6, 30 * MB
@@ -71,7 +71,7 @@ def test_an_arrow_reader_holds_two_pieces_and_then_nothing(serve: Callable[..., 
     for wire in wires:
         wire.send(ARROW)
     until(lambda: pa.total_allocated_bytes() > 3 * 8 * MB)
-    until(lambda: not any(isinstance(found, Columns) for found in gc.get_objects()))
+    until(lambda: not any(isinstance(found, ColumnChunk) for found in gc.get_objects()))
     assert pa.total_allocated_bytes() < 3 * 9 * MB
     for wire in wires:
         wire.reset()

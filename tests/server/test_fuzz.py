@@ -12,8 +12,19 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from himalia.errors import ErrorCode
-from tests.server.raw import CLOSE, CONT, PING, PONG, TEXT, RawWebSocket, Wire, Witness, frame, handshake
-from tests.serving import RunningServer
+from tests.server.raw_clients import (
+    CLOSE,
+    CONT,
+    PING,
+    PONG,
+    TEXT,
+    RawWebSocket,
+    Wire,
+    Witness,
+    frame,
+    handshake,
+)
+from tests.servers import RunningServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_errors_logged")]
 

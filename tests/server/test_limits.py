@@ -22,8 +22,8 @@ from websockets.exceptions import InvalidStatus
 from himalia import settings as settings_module
 from himalia.errors import TooManyReaders
 from himalia.server.identity import Principal
-from tests.server.raw import RawWebSocket, Wire, frame, handshake, until
-from tests.serving import DEADLINE_S, RunningServer, ask, hear, message, say
+from tests.server.raw_clients import RawWebSocket, Wire, frame, handshake, until
+from tests.servers import DEADLINE_S, RunningServer, ask, hear, message, say
 
 Serve = Callable[..., RunningServer]
 NDJSON = {"Content-Type": "application/x-ndjson"}

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from himalia.server.websocket.transport import CLOSE_GOING_AWAY, CLOSE_SERVICE_RESTART
-from tests.server.process import ServerProcess
-from tests.server.raw import CLOSE, TEXT, RawWebSocket, Wire, frame, handshake, until
-from tests.serving import DEADLINE_S, RunningServer
+from tests.server.raw_clients import CLOSE, TEXT, RawWebSocket, Wire, frame, handshake, until
+from tests.server.server_process import ServerProcess
+from tests.servers import DEADLINE_S, RunningServer
 
 pytestmark = pytest.mark.slow
 NDJSON = {"Content-Type": "application/x-ndjson"}

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from tests.serving import RunningServer, ask, hear, publish
+from tests.servers import RunningServer, ask, hear, publish
 
 
 async def test_a_published_message_is_acknowledged_and_delivered(server: RunningServer) -> None:

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from himalia.spark.session import start_session
-from tests.serving import RunningServer, start_server
+from tests.servers import RunningServer, start_server
 
 QUICK = {
     "spark.sql.shuffle.partitions": "2",

@@ -20,8 +20,8 @@ from deltalake import DeltaTable
 from himalia.spark.package import write_package
 from himalia.spark.pipeline.batch import SMALL_RECORDS
 from himalia.spark.session import use_java
-from tests.serving import RunningServer
-from tests.spark.pipelines import busy_kernel, contents, feed, offsets_of
+from tests.servers import RunningServer
+from tests.spark.pipeline_runs import busy_kernel, contents, feed, offsets_of
 
 START_MAX_S = 120.0
 RUN_MAX_S = 240

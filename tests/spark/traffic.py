@@ -1,6 +1,7 @@
-"""Kernel traffic as records, told in a few words, for tests of the tables.
+"""A kernel's topic, record by record, for tests of the tables.
 
-``Teller`` writes what a server would write to a kernel's topic: the same headers and payloads, at the test's times.
+``TopicBuilder`` builds the records that a server writes to a kernel's topic: same headers and payloads, at the test's
+times.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from himalia.spark.connector.read import ARROW_SCHEMA
 from himalia.spark.transforms import messages
 
 NOON_US = 1_800_000_000_000_000 - 1_800_000_000_000_000 % 86_400_000_000 + 43_200_000_000
-"""Noon of some day, UTC: the time 0 of a ``Teller``."""
+"""Noon of some day, UTC: the time 0 of a ``TopicBuilder``."""
 
 
 class Row(NamedTuple):
@@ -32,8 +33,8 @@ class Row(NamedTuple):
     epoch: str
 
 
-class Teller:
-    """Tells the story of one topic. Each method is one record, ``at`` seconds after noon, or when the last was."""
+class TopicBuilder:
+    """Builds a topic. Each method appends one record, ``at`` seconds after noon or at the time of the one before."""
 
     def __init__(self, kernel_id: str = "k1", *, epoch: str = "e1", at: float = 0.0) -> None:
         self.kernel_id = kernel_id

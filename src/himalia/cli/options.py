@@ -12,7 +12,7 @@ import typer
 
 from himalia.cli.terminal.output import print_warning
 from himalia.errors import HimaliaError, TopicNotFound
-from himalia.local_server import checked_warehouse, default_warehouse
+from himalia.local_server import default_warehouse_path, validate_warehouse_path
 from himalia.topics import KERNEL_TOPIC_PREFIX
 
 if TYPE_CHECKING:
@@ -126,4 +126,4 @@ Where = Annotated[
 
 
 def warehouse_path(given: Path | None) -> Path:
-    return checked_warehouse(given or default_warehouse()).expanduser()
+    return validate_warehouse_path(given or default_warehouse_path()).expanduser()

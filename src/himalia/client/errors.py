@@ -8,58 +8,18 @@ from typing import Any
 
 import msgspec
 
-from himalia.errors import (
-    ConnectionFailed,
-    ErrorCode,
-    HimaliaError,
-    LogUnavailable,
-    RateLimited,
-    ShuttingDown,
-    TooManyBodies,
-    TooManyConnections,
-    TooManyReaders,
-)
+from himalia.errors import ConnectionFailed, HimaliaError
 from himalia.protocol import ErrorBody
 from himalia.tls import hint_for
-
-MOMENTARY = (
-    ConnectionFailed,
-    LogUnavailable,
-    ShuttingDown,
-    RateLimited,
-    TooManyBodies,
-    TooManyConnections,
-    TooManyReaders,
-)
-"""Failures that pass: trying again later is right, and safe where a message id makes it idempotent."""
 
 
 class _Answer(msgspec.Struct):
     error: ErrorBody
 
 
-def _classes_by_code() -> dict[str, type[HimaliaError]]:
-    """The topmost class of each code: ``UNAVAILABLE`` is ``LogUnavailable``, not one of its reasons."""
-    found: dict[str, type[HimaliaError]] = {ErrorCode.INTERNAL: HimaliaError}
-    level: list[type[HimaliaError]] = HimaliaError.__subclasses__()
-    while level:
-        for known in level:
-            if "code" in vars(known):
-                found.setdefault(known.code, known)
-        level = [below for known in level for below in known.__subclasses__()]
-    return found
-
-
-_CLASSES = _classes_by_code()
-
-
 def error_from(body: ErrorBody, **data: Any) -> HimaliaError:
     """The exception for an error that the server sent. A code that this client does not know is a plain one."""
-    found = _CLASSES.get(body.code, HimaliaError)
-    error = found.__new__(found)
-    # Past the class's own __init__: the server has written the sentence already.
-    HimaliaError.__init__(error, body.message, code=body.code, **data)
-    return error
+    return HimaliaError.from_code(body.code, body.message, **data)
 
 
 def error_from_answer(url: str, status: int, body: bytes, **data: Any) -> HimaliaError:

@@ -14,12 +14,12 @@ from typing import Any
 import msgspec
 
 from himalia.client.connection import Connection
-from himalia.client.errors import MOMENTARY, error_from
+from himalia.client.errors import error_from
 from himalia.client.events import Outgoing, Published
 from himalia.client.payload import encode_payload
 from himalia.errors import ConnectionFailed, ErrorCode, HimaliaError, InternalError
 from himalia.protocol import ClientMessage, Message, ServerMessage, encode
-from himalia.retry import Backoff
+from himalia.retry import TRANSIENT_ERRORS, Backoff
 
 logger = logging.getLogger("himalia.client")
 
@@ -105,7 +105,7 @@ class Publisher:
                 await self._work.wait()
                 try:
                     await self._converse()
-                except MOMENTARY as error:
+                except TRANSIENT_ERRORS as error:
                     await self._try_again(error)
                 except HimaliaError as error:
                     self._fail_all(error)
@@ -191,7 +191,7 @@ class Publisher:
             logger.debug("an error that belongs to nothing: %s", answer.error.message)
             return
         error = error_from(answer.error, topic=waiting.topic, id=waiting.id)
-        if not isinstance(error, MOMENTARY):
+        if not isinstance(error, TRANSIENT_ERRORS):
             # At once, not when the callback of the answer runs: the next error may be about size as well.
             del self._waiting[request_id]
             _fail(waiting, error)

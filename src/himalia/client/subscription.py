@@ -13,13 +13,13 @@ from typing import Generic, Self, TypeVar, cast
 from msgspec.structs import replace
 
 from himalia.client.connection import Connection
-from himalia.client.errors import MOMENTARY, error_from
+from himalia.client.errors import error_from
 from himalia.client.events import Disconnected, Dropped, Event, Gap, Notice, Resumed, TopicDeleted
 from himalia.client.subscription_state import Progress
 from himalia.errors import BadRequest, ConnectionFailed, ErrorCode, HimaliaError, TopicNotFound
 from himalia.protocol import ClientMessage, ServerMessage, encode
 from himalia.record import Position
-from himalia.retry import Backoff
+from himalia.retry import TRANSIENT_ERRORS, Backoff
 
 logger = logging.getLogger("himalia.client")
 
@@ -149,7 +149,7 @@ class Subscription(Generic[Item]):
                 self._progress.ended = True
                 self._ready.append(TopicDeleted(self.topic))
                 return
-            except MOMENTARY as error:
+            except TRANSIENT_ERRORS as error:
                 logger.debug("cannot resume %s yet: %s", self.topic, error)
             else:
                 self._backoff.reset()

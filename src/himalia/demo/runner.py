@@ -1,4 +1,4 @@
-"""Running the cells of ``workload.py`` on a kernel of their own."""
+"""Running the cells of ``cells.py`` on a kernel of their own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from himalia.client import Client
 from himalia.errors import HimaliaError
 
-WORKLOAD = Path(__file__).with_name("workload.py")
+WORKLOAD = Path(__file__).with_name("cells.py")
 CELL = "# %% "
 AGAIN = 2
 """So many of the last cells are run again and again."""

@@ -5,7 +5,7 @@ kernel stamps both when it sends them. Its dates count if they lie between the t
 the time it was closed (or, if another client sent it, between the commits of its busy and its close, a second more
 at either end); otherwise (no date, a kernel whose clock is wrong, a kernel that died) the log's times do. The
 pipeline (``spark/transforms/executions.py``) and the page (``page/live/kernel_session.js``) have the same rule;
-``tests/kernels/durations.py`` holds the cases that all three are tested with.
+``tests/jupyter/duration_cases.py`` holds the cases that all three are tested with.
 """
 
 from __future__ import annotations

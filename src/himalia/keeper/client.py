@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from himalia.errors import HimaliaError
+from himalia.file_lock import lock_directory
 from himalia.keeper import kernel_directory
 from himalia.keeper.launch import kernel_environment
 from himalia.keeper.limits import Limits
@@ -416,7 +417,7 @@ def found_keepers(runtime_dir: Path) -> list[Path]:
 def remove_leftovers(directory: Path) -> bool:
     """Remove what a keeper that is gone left behind, its spool included; false if a keeper lives there."""
     try:
-        lock = kernel_directory.lock(directory)
+        lock = lock_directory(directory)
     except FileNotFoundError:
         return True
     if lock is None:

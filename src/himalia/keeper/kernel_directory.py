@@ -1,4 +1,4 @@
-"""What lies in the directory of one kept kernel, and who owns it.
+"""What lies in the directory of one kept kernel. Its keeper holds ``file_lock.lock_directory`` on it while it runs.
 
 ::
 
@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import tempfile
@@ -28,23 +27,6 @@ SPOOL_DIRECTORY = "spool"
 SOCKET_PATH_BYTES_MAX = 103
 """What every system takes: Linux has room for 107 bytes, others for 103."""
 SHORT_PREFIX = "himalia-"
-
-
-def lock(directory: Path) -> int | None:
-    """Own the directory for as long as the descriptor is open; None if another process does.
-
-    The operating system frees the lock however its owner ends, so it says for certain whether a keeper lives.
-    """
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
 
 
 def socket_path(directory: Path) -> Path:

@@ -21,6 +21,7 @@ from typing import Any
 import zmq
 
 from himalia import __version__
+from himalia.file_lock import lock_directory
 from himalia.jupyter.burst import BurstDetector
 from himalia.keeper import kernel_directory
 from himalia.keeper.child import Child
@@ -106,7 +107,7 @@ class KeeperProcess:
         server.send({"id": request["id"], "ok": True, **self._hello()})
 
     def _start(self, undo: ExitStack) -> None:
-        self._lock = kernel_directory.lock(self._directory)
+        self._lock = lock_directory(self._directory)
         if self._lock is None:
             raise BadRequest(f"another keeper lives in {self._directory}")
         undo.callback(os.close, self._lock)

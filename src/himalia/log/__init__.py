@@ -48,9 +48,9 @@ class LogOptions(TypedDict, total=False):
     retention_interval_s: float
     """How often to look for records that retention does not keep."""
     retention_wait: float
-    """How far beyond its limits a topic may go while ``Log.spare`` protects it: 1 is twice as far."""
+    """How far beyond its limits a topic may go while ``Log.hold_retention`` protects it: 1 is twice as far."""
     retention_paused: bool
-    """Whether retention begins only with the first call of ``Log.spare``."""
+    """Whether retention begins only with the first call of ``Log.hold_retention``."""
     topics_max: int
     producers_max: int
     """Of one caller, over all topics."""

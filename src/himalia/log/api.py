@@ -12,7 +12,7 @@ from typing import Protocol
 
 import msgspec
 
-from himalia.log.columnar import Columns
+from himalia.log.columnar import ColumnChunk
 from himalia.record import Draft, Position, Record, Retention, TopicInfo
 
 
@@ -95,7 +95,7 @@ class LogStats(msgspec.Struct, frozen=True):
     commit_seconds: Sequence[float]
     disk_bytes: int
     waiting_topics: int = 0
-    """Topics beyond their limits that retention leaves alone, because of ``spare``."""
+    """Topics beyond their limits that retention leaves alone, because of ``hold_retention``."""
 
 
 class Log(Protocol):
@@ -129,7 +129,9 @@ class Log(Protocol):
         """Up to ``limit`` committed records from offset ``start``, at most about ``bytes_max`` but at least one."""
         ...
 
-    async def read_columns(self, topic: str, start: int, stop: int, *, bytes_max: int = 1 << 20) -> Columns:
+    async def read_columns(
+        self, topic: str, start: int, stop: int, *, bytes_max: int = 1 << 20
+    ) -> ColumnChunk:
         """Committed records from ``start`` on, before ``stop``, column by column; about ``bytes_max``, at least one.
 
         Several times quicker than ``read``, for those who read a whole log. It does not get in the way of others:
@@ -168,7 +170,7 @@ class Log(Protocol):
         """Take the topic and its records away, or fail with ``TopicNotFound``. Returns what it was."""
         ...
 
-    def spare(self, unread: Mapping[str, Position]) -> None:
+    def hold_retention(self, unread: Mapping[str, Position]) -> None:
         """Have retention leave alone what somebody has not read yet: of each topic, from this position on.
 
         Replaces what was said before. A topic that is beyond its limits by more than the log's ``retention_wait``

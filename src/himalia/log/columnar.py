@@ -11,21 +11,21 @@ if TYPE_CHECKING:
     from himalia.log.api import Chunk
 
 
-class Joined(msgspec.Struct, frozen=True):
+class PackedColumn(msgspec.Struct, frozen=True):
     """Texts one after the other, and the length of each, in bytes."""
 
     data: bytes
     lengths: Sequence[int]
 
 
-class Columns(msgspec.Struct, frozen=True):
+class ColumnChunk(msgspec.Struct, frozen=True):
     """What ``Chunk`` is, without an object for each record: the records from offset ``start`` on, none left out."""
 
     start: int
     ts_us: Sequence[int]
-    ids: Joined
-    headers: Joined
-    payloads: Joined
+    ids: PackedColumn
+    headers: PackedColumn
+    payloads: PackedColumn
     first: int
     end: int
     epoch: str
@@ -39,10 +39,10 @@ class Columns(msgspec.Struct, frozen=True):
         return self.start + len(self.ts_us)
 
 
-def columns_of(chunk: Chunk, start: int) -> Columns:
+def to_columns(chunk: Chunk, start: int) -> ColumnChunk:
     """For a log that has its records as objects. ``start`` is told where there are none."""
     records = chunk.records
-    return Columns(
+    return ColumnChunk(
         records[0].offset if records else start,
         [record.ts_us for record in records],
         _joined([record.id.encode() for record in records]),
@@ -54,5 +54,5 @@ def columns_of(chunk: Chunk, start: int) -> Columns:
     )
 
 
-def _joined(parts: Sequence[bytes]) -> Joined:
-    return Joined(b"".join(parts), [len(part) for part in parts])
+def _joined(parts: Sequence[bytes]) -> PackedColumn:
+    return PackedColumn(b"".join(parts), [len(part) for part in parts])

@@ -12,7 +12,7 @@ from himalia.errors import HimaliaError, LogUnavailable, TopicNotFound
 from himalia.log.api import Appended, Batch, Chunk, Health, LogStats
 from himalia.log.cache import Run, within
 from himalia.log.clock import LogClock, SystemTime, TimeSource
-from himalia.log.columnar import Columns, columns_of
+from himalia.log.columnar import ColumnChunk, to_columns
 from himalia.log.dedup import RecentIds
 from himalia.log.producers import ProducerMark, Producers
 from himalia.log.retention_hold import Spared
@@ -93,9 +93,11 @@ class MemoryLog:
         records = self._runs[state.id].since(max(start, state.first), max(limit, 0))
         return Chunk(within(records, bytes_max), state.first, state.end, state.epoch)
 
-    async def read_columns(self, topic: str, start: int, stop: int, *, bytes_max: int = 1 << 20) -> Columns:
+    async def read_columns(
+        self, topic: str, start: int, stop: int, *, bytes_max: int = 1 << 20
+    ) -> ColumnChunk:
         start = max(start, self._state(topic).first)
-        return columns_of(await self.read(topic, start, limit=stop - start, bytes_max=bytes_max), start)
+        return to_columns(await self.read(topic, start, limit=stop - start, bytes_max=bytes_max), start)
 
     def recent(self, topic: str, start: int, epoch: str) -> Sequence[Record] | None:
         state = self._world.topics.get(topic)
@@ -126,7 +128,7 @@ class MemoryLog:
         self._check_open()
         return self._commit(lambda group: group.delete(topic))
 
-    def spare(self, unread: Mapping[str, Position]) -> None:
+    def hold_retention(self, unread: Mapping[str, Position]) -> None:
         self._spared.replace(unread)
 
     def watch(self) -> LocalWatch:
@@ -169,7 +171,7 @@ class MemoryLog:
         if self._clock.is_over:
             self._follow_clock()
         for state in list(self._world.topics.values()):
-            if state.is_pinned(now) and (limit_s := state.retention.over(self._retention).age_s):
+            if state.is_pinned(now) and (limit_s := state.retention.with_defaults(self._retention).age_s):
                 self._world.topics[state.name] = state.mark_pinned(now, limit_s) or state
         for state in list(self._world.topics.values()):
             self._trim(state)
@@ -224,7 +226,7 @@ class MemoryLog:
     def _trim(self, state: TopicState) -> None:
         if self._spared.is_paused:
             return
-        limits = state.retention.over(self._retention)
+        limits = state.retention.with_defaults(self._retention)
         floor = self._spared.floor(state)
         self._cut(state, limits, state.end if floor is None else floor)
         if floor is not None and state.first >= floor and self._is_beyond(state, limits):

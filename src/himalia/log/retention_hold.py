@@ -42,7 +42,7 @@ class Spared:
 
     def widened(self, limits: Retention) -> Retention:
         """The limits beyond which unread records go too."""
-        return limits.times(self._factor)
+        return limits.scaled(self._factor)
 
     def note(self, topic: str) -> None:
         """This topic is beyond its limits and was left alone."""

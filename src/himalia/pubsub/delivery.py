@@ -19,7 +19,7 @@ from himalia.log.api import Chunk, Log
 from himalia.pubsub.feed import Encoded, View
 from himalia.pubsub.filters import Filter
 from himalia.pubsub.outlet import Outlet
-from himalia.pubsub.stats import Meter, Tracing
+from himalia.pubsub.stats import Counters, Tracing
 from himalia.pubsub.subscription import Cursor
 from himalia.pubsub.topic import Topic
 from himalia.pubsub.turns import TURN_S, Turns
@@ -43,7 +43,7 @@ FILTERING_S = 0.003
 RETRY_AFTER_S = 1.0
 
 
-class Matched(NamedTuple):
+class FilterResult(NamedTuple):
     """Records that passed a filter, on how many it failed, and the first of these."""
 
     passed: list[Record]
@@ -57,7 +57,7 @@ class Delivery:
     def __init__(
         self,
         log: Log,
-        meter: Meter,
+        counters: Counters,
         turns: Turns,
         *,
         chunk_bytes: int,
@@ -66,7 +66,7 @@ class Delivery:
         tracing: Tracing | None = None,
     ) -> None:
         self._log = log
-        self._meter = meter
+        self._counters = counters
         self._turns = turns
         self._chunk_bytes = chunk_bytes
         self._tail_bytes = tail_bytes
@@ -193,19 +193,19 @@ class Delivery:
                 return False
         if cursor.next < view.first:
             self._start_reading(cursor)
-            return outlet.gathered_bytes > 0
-        if outlet.gathered_bytes >= self._chunk_bytes:
+            return outlet.buffered_bytes > 0
+        if outlet.buffered_bytes >= self._chunk_bytes:
             outlet.block(cursor)
             self.wake(outlet)
             return True
         part = view.slice(cursor.next, self._chunk_bytes)
         cursor.next = part.end
         cursor.subscriber.sent += part.matched
-        self._meter.delivered += part.matched
+        self._counters.delivered += part.matched
         if part.data:
-            outlet.gather(part.data)
+            outlet.buffer(part.data)
         if part.failure is not None:
-            outlet.gather(outlet.codec.error(part.failure, cursor.topic.name))
+            outlet.buffer(outlet.codec.error(part.failure, cursor.topic.name))
         if part.end < view.end:
             outlet.block(cursor)
             self.wake(outlet)
@@ -222,10 +222,10 @@ class Delivery:
         first, last = cursor.skip()
         subscriber = cursor.subscriber
         subscriber.dropped += last - first + 1
-        self._meter.dropped += last - first + 1
+        self._counters.dropped += last - first + 1
         logger.debug("dropped %s..%s of %s for %s", first, last, cursor.topic.name, subscriber.client_id)
         outlet = subscriber.outlet
-        outlet.gather(outlet.codec.dropped(cursor.topic.name, subscriber.client_id, first, last))
+        outlet.buffer(outlet.codec.dropped(cursor.topic.name, subscriber.client_id, first, last))
         return True
 
     def _disconnect(self, cursor: Cursor) -> None:
@@ -237,7 +237,7 @@ class Delivery:
             offset=cursor.next,
         )
         cursor.closed = True
-        outlet.gather(outlet.codec.error(error, cursor.topic.name))
+        outlet.buffer(outlet.codec.error(error, cursor.topic.name))
         outlet.flush()
         outlet.close(error)
 
@@ -327,16 +327,16 @@ class Delivery:
         if cursor.closed or outlet.closed:
             return
         if chunk.first > cursor.next:
-            outlet.gather(outlet.codec.gap(name, subscriber.client_id, cursor.next, chunk.first, chunk.end))
+            outlet.buffer(outlet.codec.gap(name, subscriber.client_id, cursor.next, chunk.first, chunk.end))
             cursor.next = chunk.first
         if chunk.records:
             part = view.slice(cursor.next, 1 << 62)
             cursor.next = part.end
             subscriber.sent += part.matched
-            self._meter.delivered += part.matched
-            outlet.gather(part.data)
+            self._counters.delivered += part.matched
+            outlet.buffer(part.data)
             if part.failure is not None:
-                outlet.gather(outlet.codec.error(part.failure, name))
+                outlet.buffer(outlet.codec.error(part.failure, name))
         outlet.flush()
 
     async def _extend(self, view: View, records: Sequence[Record], cursor: Cursor) -> None:
@@ -346,7 +346,7 @@ class Delivery:
                 await self._turns.rest()
             view.extend(records[done : done + ENCODED_AT_ONCE], perf_counter() + FILTERING_S)
 
-    async def matching(self, filter: Filter, records: Sequence[Record]) -> Matched:
+    async def apply_filter(self, filter: Filter, records: Sequence[Record]) -> FilterResult:
         """Evaluate a filter on old records, in turns with the other readers of such and with the loop."""
         passed: list[Record] = []
         failed, first = 0, None
@@ -359,7 +359,7 @@ class Delivery:
                 failed += 1
                 # Made anew: what the other was raised in holds the whole record, decoded.
                 first = first or (record.offset, FilterFailed(error.message, **error.data))
-        return Matched(passed, failed, first)
+        return FilterResult(passed, failed, first)
 
     async def _read(self, topic: str, start: int) -> Chunk | None:
         """A chunk of the log, waiting for as long as the log is unwell; ``None`` if the topic is gone."""

@@ -14,10 +14,10 @@ import msgspec
 from himalia.errors import Forbidden, TooManySubscriptions, TopicNotFound
 from himalia.log.api import Appended, Batch, Change, ChangeKind, Log
 from himalia.protocol.models import PubSubStats, TopicStats
-from himalia.pubsub.delivery import Delivery, Matched
+from himalia.pubsub.delivery import Delivery, FilterResult
 from himalia.pubsub.filters import Filter
 from himalia.pubsub.outlet import Outlet
-from himalia.pubsub.stats import SECONDS, Activity, Meter, Tracing, subscriber_stats
+from himalia.pubsub.stats import SECONDS, Activity, Counters, Tracing, subscriber_stats
 from himalia.pubsub.subscription import Cursor, Start, Subscriber
 from himalia.pubsub.topic import Topic
 from himalia.pubsub.turns import TURN_S, Turns
@@ -46,7 +46,7 @@ class Gap(msgspec.Struct, frozen=True):
     end: int
 
 
-class Subscribed(msgspec.Struct, frozen=True):
+class SubscribeResult(msgspec.Struct, frozen=True):
     """Where delivery begins, for each topic, and where that is not what was asked for."""
 
     positions: dict[str, Position]
@@ -74,7 +74,7 @@ class PubSubManager:
         self.log = log
         self._tracing = tracing
         self.limits = limits
-        self.meter = Meter()
+        self.counters = Counters()
         self.activity = Activity()
         self.turns = Turns()
         self.in_flight = 0
@@ -97,7 +97,7 @@ class PubSubManager:
         limits = self.limits
         self._delivery = Delivery(
             self.log,
-            self.meter,
+            self.counters,
             self.turns,
             chunk_bytes=limits.chunk_bytes,
             tail_bytes=limits.tail_bytes,
@@ -149,8 +149,8 @@ class PubSubManager:
             if not future.cancelled() and future.exception() is None:
                 appended = future.result()
                 stored = count - appended.duplicates
-                self.meter.published += stored
-                self.meter.duplicates += appended.duplicates
+                self.counters.published += stored
+                self.counters.duplicates += appended.duplicates
                 self.activity.count(batch.topic, appended.epoch, stored)
             if finish is not None:
                 finish(None if future.cancelled() else future.exception())
@@ -162,7 +162,7 @@ class PubSubManager:
 
     # Subscribing
 
-    async def subscribe(self, subscriber: Subscriber) -> Subscribed:
+    async def subscribe(self, subscriber: Subscriber) -> SubscribeResult:
         """Begin delivery in the next tick: what the caller gathers before giving way comes before any event.
 
         Fails with ``TopicNotFound`` for a plain name; a pattern may match nothing yet. A subscription with the
@@ -182,7 +182,7 @@ class PubSubManager:
             joining = self._joining.pop(subscriber, None)
         if subscriber.outlet.closed:
             self._detach(subscriber)
-            return Subscribed({}, [])
+            return SubscribeResult({}, [])
         self._register(subscriber)
         if joining is not None:
             for change in joining.created:
@@ -201,7 +201,7 @@ class PubSubManager:
             subscriber.policy,
             extra={"caller": subscriber.owner or "server"},
         )
-        return Subscribed(positions, [gap for gap in gaps if gap.topic in positions])
+        return SubscribeResult(positions, [gap for gap in gaps if gap.topic in positions])
 
     async def _join(self, subscriber: Subscriber) -> tuple[dict[str, Position], list[Gap]]:
         """Put a cursor on each topic, in turns, for there may be very many; they stay held until ``_release``."""
@@ -257,7 +257,7 @@ class PubSubManager:
         self._remove(subscriber)
         return True
 
-    def leave(self, outlet: Outlet) -> None:
+    def disconnect(self, outlet: Outlet) -> None:
         """The connection is gone, and all its subscriptions with it."""
         for subscriber in list(outlet.subscribers):
             self._remove(subscriber)
@@ -292,7 +292,7 @@ class PubSubManager:
     async def _lookup(self, subscriber: Subscriber) -> Iterable[TopicInfo]:
         if not subscriber.follows_pattern:
             info = await self.log.info(subscriber.pattern)
-            if not subscriber.may_follow(info.name, info.owner):
+            if not subscriber.can_read(info.name, info.owner):
                 raise Forbidden(
                     f"{subscriber.owner!r} has no right to subscribe on {info.name!r}", topic=info.name
                 )
@@ -332,7 +332,7 @@ class PubSubManager:
             return
         self._remove(older)
         if older.outlet is not subscriber.outlet:
-            older.outlet.gather(older.outlet.codec.replaced(older.pattern, older.client_id))
+            older.outlet.buffer(older.outlet.codec.replaced(older.pattern, older.client_id))
             older.outlet.flush()
 
     def _remove(self, subscriber: Subscriber) -> None:
@@ -373,9 +373,9 @@ class PubSubManager:
         if not len(topic) and self.topics.get(topic.name) is topic:
             del self.topics[topic.name]
 
-    async def matching(self, filter: Filter, records: Sequence[Record]) -> Matched:
-        """Which of these old records pass, see ``Delivery.matching``."""
-        return await self._delivery.matching(filter, records)
+    async def apply_filter(self, filter: Filter, records: Sequence[Record]) -> FilterResult:
+        """Which of these old records pass, see ``Delivery.apply_filter``."""
+        return await self._delivery.apply_filter(filter, records)
 
     # Following the log
 
@@ -412,9 +412,9 @@ class PubSubManager:
                 try:
                     self._check_cursors(subscriber.owner)
                 except TooManySubscriptions as error:
-                    outlet.gather(outlet.codec.error(error, change.topic))
+                    outlet.buffer(outlet.codec.error(error, change.topic))
                 else:
-                    outlet.gather(
+                    outlet.buffer(
                         outlet.codec.topic_created(change.topic, subscriber.client_id, change.epoch)
                     )
                     self._follow(subscriber, change.topic, change.epoch, 0, 0)
@@ -441,7 +441,7 @@ class PubSubManager:
                 continue  # not acknowledged yet, or unsubscribed already
             if not subscriber.follows_pattern:
                 self._remove(subscriber)
-            outlet.gather(outlet.codec.topic_deleted(topic.name, subscriber.client_id))
+            outlet.buffer(outlet.codec.topic_deleted(topic.name, subscriber.client_id))
             told.append(outlet)
         self._flush_all(told)
 
@@ -457,7 +457,7 @@ class PubSubManager:
         while True:
             for _ in range(SECONDS):
                 await asyncio.sleep(1)
-                self.meter.sample()
+                self.counters.sample()
             self.activity.forget_idle()
 
     # Being watched
@@ -481,18 +481,18 @@ class PubSubManager:
 
     async def stats(self) -> PubSubStats:
         """Everything. Costs in proportion to topics and cursors, and so is counted in turns, not at one moment."""
-        meter = self.meter
+        counters = self.counters
         infos, subscribers = await self.log.topics(), list(self._subscribers.values())
         return PubSubStats(
-            uptime_s=meter.uptime_s,
+            uptime_s=counters.uptime_s,
             topics={info.name: self._topic_stats(info) async for info in self.turns.each(infos)},
             subscribers=[subscriber_stats(each) async for each in self.turns.each(subscribers)],
-            published=meter.published,
-            duplicates=meter.duplicates,
-            delivered=meter.delivered,
-            dropped=meter.dropped,
-            rates=meter.rates(),
-            last_minute=meter.last_minute(),
+            published=counters.published,
+            duplicates=counters.duplicates,
+            delivered=counters.delivered,
+            dropped=counters.dropped,
+            rates=counters.rates(),
+            last_minute=counters.last_minute(),
             in_flight=self.in_flight,
             queue_bytes=sum(outlet.unsent_bytes for outlet in self.outlets()),
         )
@@ -522,4 +522,4 @@ class PubSubManager:
 
 def _concerns(subscriber: Subscriber, topic: str, owner: str | None) -> bool:
     """Whether a subscription to a pattern shows this topic."""
-    return matches(subscriber.pattern, topic) and subscriber.may_follow(topic, owner)
+    return matches(subscriber.pattern, topic) and subscriber.can_read(topic, owner)

@@ -44,9 +44,9 @@ class Outlet(ABC):
         "_gathered",
         "_pauses",
         "_unread",
+        "buffered_bytes",
         "closed",
         "codec",
-        "gathered_bytes",
         "on_ready",
         "paused",
         "reading",
@@ -57,7 +57,7 @@ class Outlet(ABC):
         self.codec = codec
         self.paused = False
         self.closed = False
-        self.gathered_bytes = 0
+        self.buffered_bytes = 0
         # Whether the log is being read for one of its cursors: one read at a time bounds its memory.
         self.reading = False
         self.subscribers: dict[Subscriber, None] = {}
@@ -70,9 +70,9 @@ class Outlet(ABC):
         self._blocked: OrderedDict[Cursor, int] | None = None
         self._unread: OrderedDict[Cursor, int] | None = None
 
-    def gather(self, data: bytes) -> None:
+    def buffer(self, data: bytes) -> None:
         self._gathered.append(data)
-        self.gathered_bytes += len(data)
+        self.buffered_bytes += len(data)
 
     def flush(self) -> None:
         if not self._gathered:
@@ -80,7 +80,7 @@ class Outlet(ABC):
         gathered = self._gathered
         data = gathered[0] if len(gathered) == 1 else b"".join(gathered)
         self._gathered = []
-        self.gathered_bytes = 0
+        self.buffered_bytes = 0
         if not self.closed:
             self.write(data)
 
@@ -127,7 +127,7 @@ class Outlet(ABC):
         if self._unread is not None:
             self._unread.pop(cursor, None)
 
-    def ready(self) -> None:
+    def resume(self) -> None:
         """The transport can take more. Called by the transport."""
         self.paused = False
         self._pauses += 1

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 RATE_SECONDS = 10
 
 
-class Meter:
+class Counters:
     """Totals since the start, and rates from one sample a second."""
 
     def __init__(self) -> None:

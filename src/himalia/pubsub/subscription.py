@@ -40,12 +40,12 @@ class Subscriber:
     """One subscription of one client. ``owner`` is the key's name: client ids of different keys never collide."""
 
     __slots__ = (
+        "can_read",
         "client_id",
         "cursors",
         "dropped",
         "filter",
         "limit",
-        "may_follow",
         "outlet",
         "owner",
         "pattern",
@@ -78,7 +78,7 @@ class Subscriber:
         self.priority = priority
         self.start = start
         # Which topics, by name and owner, this subscriber has a right to; all unless the server says otherwise.
-        self.may_follow: Callable[[str, str | None], bool] = _anything
+        self.can_read: Callable[[str, str | None], bool] = _anything
         self.cursors: dict[str, Cursor] = {}
         self.sent = 0
         self.dropped = 0

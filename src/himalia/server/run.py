@@ -19,8 +19,8 @@ import uvicorn
 import uvloop
 
 from himalia.errors import ConfigurationError
-from himalia.local_server import RunningServer, announce
-from himalia.malloc import keep_freed_memory, release_freed_memory
+from himalia.local_server import RunningServer, write_runtime_file
+from himalia.malloc import release_freed_memory, tune_malloc
 from himalia.record import now_us
 from himalia.server.app import create_app
 from himalia.server.context import Broker
@@ -109,7 +109,7 @@ def serve(settings: Settings, on_started: Callable[[str, str | None], None] | No
         )
     log_config.configure(settings.log_level, settings.log_format)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    keep_freed_memory()
+    tune_malloc()
     release_freed_memory()
     broker = Broker(settings, kernel_descriptors=raise_descriptor_limit())
     listener = listen(settings.host, settings.port)
@@ -149,7 +149,7 @@ async def serve_on(broker: Broker, listener: socket.socket, on_listening: Callab
     try:
         server = Server(_config(broker), broker, _url(broker.settings, listener), on_listening)
         running = RunningServer(server.url, broker.token, os.getpid(), broker.log.url, now_us())
-        announced = announce(running)
+        announced = write_runtime_file(running)
         broker.identity.on_token = lambda token: _announce_again(
             msgspec.structs.replace(running, token=token)
         )
@@ -164,7 +164,7 @@ async def serve_on(broker: Broker, listener: socket.socket, on_listening: Callab
 def _announce_again(running: RunningServer) -> None:
     """Other programs of this user find the new token."""
     try:
-        announce(running)
+        write_runtime_file(running)
     except ConfigurationError as error:
         logger.warning("%s", error.message)
 

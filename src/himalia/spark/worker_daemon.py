@@ -14,7 +14,7 @@ from typing import Protocol
 
 from pyspark import daemon
 
-from himalia.malloc import keep_freed_memory
+from himalia.malloc import tune_malloc
 
 
 class Worker(Protocol):
@@ -49,6 +49,6 @@ def _hurry(sock: socket.socket) -> None:
 
 
 if __name__ == "__main__":
-    keep_freed_memory()
+    tune_malloc()
     daemon.worker = better(daemon.worker)
     daemon.manager()

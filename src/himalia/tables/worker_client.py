@@ -11,25 +11,13 @@ from contextlib import suppress
 
 import msgspec
 
-from himalia.errors import (
-    BadQuery,
-    BadRequest,
-    ConfigurationError,
-    HimaliaError,
-    InternalError,
-    QueryTooLarge,
-    TableNotFound,
-)
+from himalia.errors import HimaliaError, InternalError, QueryTooLarge
 from himalia.tables.worker import THREADS_MAX, Head, Question, Told
 
 COMMAND = [sys.executable, "-P", "-m", "himalia.tables.worker"]
 ENVIRONMENT = {"TOKIO_WORKER_THREADS": str(THREADS_MAX), "RUST_BACKTRACE": "0"}
 CHUNK_BYTES = 1 << 18
 STOP_WITHIN_S = 5.0
-
-_KNOWN: dict[str, type[HimaliaError]] = {
-    known.code: known for known in (BadQuery, BadRequest, ConfigurationError, QueryTooLarge, TableNotFound)
-}
 
 
 class QueryProcess:
@@ -50,7 +38,7 @@ class QueryProcess:
             self._ended()
         if not head.ok:
             told = msgspec.json.decode(body, type=Told)
-            raise _KNOWN.get(told.code, InternalError)(told.message)
+            raise HimaliaError.from_code(told.code, told.message)
         return body
 
     def kill(self) -> None:

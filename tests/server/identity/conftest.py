@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.server.identity.callers import TOKEN, Serve
-from tests.serving import RunningServer
+from tests.server.identity.credentials import TOKEN, Serve
+from tests.servers import RunningServer
 
 
 @pytest.fixture(scope="module")

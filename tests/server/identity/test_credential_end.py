@@ -20,9 +20,9 @@ from himalia.server.http import middleware
 from himalia.server.identity import sessions
 from himalia.server.identity.credential import Failure
 from himalia.server.identity.keys_file import KeysFile
-from tests.server.identity.callers import Serve, error_of, write_keys
-from tests.server.raw import Wire, until
-from tests.serving import DEADLINE_S, RunningServer, ask, hear
+from tests.server.identity.credentials import Serve, error_of, write_keys
+from tests.server.raw_clients import Wire, until
+from tests.servers import DEADLINE_S, RunningServer, ask, hear
 
 ADMIN = {"X-API-Key": "admin-key-0123456789"}
 SHOP = {"X-API-Key": "shop-key-0123456789"}

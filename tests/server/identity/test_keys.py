@@ -16,11 +16,11 @@ from himalia.server.identity import CallerLimits, Right, read_keys
 from himalia.server.identity.keys_file import KeysFile
 from himalia.server.identity.private_file import BYTES_MAX
 from himalia.server.identity.secret import digest_of, shown_hash
-from tests.cli.running import assert_sentence, himalia
-from tests.server.identity.callers import Serve, write_keys
-from tests.server.process import run_serve
-from tests.server.raw import until
-from tests.serving import RunningServer
+from tests.cli.command import assert_sentence, himalia
+from tests.server.identity.credentials import Serve, write_keys
+from tests.server.raw_clients import until
+from tests.server.server_process import run_serve
+from tests.servers import RunningServer
 
 
 @pytest.mark.slow

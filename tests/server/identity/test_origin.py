@@ -8,8 +8,8 @@ from himalia.errors import ConfigurationError
 from himalia.server.context import Broker
 from himalia.server.identity import is_loopback
 from himalia.settings import Settings
-from tests.server.identity.callers import Serve, denial, error_of
-from tests.serving import RunningServer, ask
+from tests.server.identity.credentials import Serve, denial, error_of
+from tests.servers import RunningServer, ask
 
 
 @pytest.mark.parametrize("auth", [True, False])

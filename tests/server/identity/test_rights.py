@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from himalia.server.identity import Principal, Right, everything
-from tests.server.identity.callers import TOKEN, Serve, error_of, write_keys
-from tests.server.raw import RawWebSocket, Wire, handshake
-from tests.serving import RunningServer, ask, hear, hear_events, message, publish
+from tests.server.identity.credentials import TOKEN, Serve, error_of, write_keys
+from tests.server.raw_clients import RawWebSocket, Wire, handshake
+from tests.servers import RunningServer, ask, hear, hear_events, message, publish
 
 KEYS = """
 [keys.shop]

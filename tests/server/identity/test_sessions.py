@@ -18,12 +18,12 @@ from himalia.errors import RateLimited
 from himalia.server.identity import sessions
 from himalia.server.identity import sessions as sessions_module
 from himalia.server.identity.cookie import session_secrets
-from tests.cli.running import assert_sentence, himalia
-from tests.disk import fill_up, small_file_system
-from tests.server.identity.callers import TOKEN, Serve, error_of, write_keys
-from tests.server.process import ServerProcess
-from tests.server.raw import Wire, handshake, until
-from tests.serving import RunningServer
+from tests.cli.command import assert_sentence, himalia
+from tests.server.identity.credentials import TOKEN, Serve, error_of, write_keys
+from tests.server.raw_clients import Wire, handshake, until
+from tests.server.server_process import ServerProcess
+from tests.servers import RunningServer
+from tests.small_file_system import fill_up, small_file_system
 
 KEYS = """
 [keys.admin]

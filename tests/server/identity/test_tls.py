@@ -12,8 +12,8 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from himalia.errors import ConfigurationError
-from tests.server.identity.callers import TOKEN, Serve
-from tests.serving import ask, hear_events, publish
+from tests.server.identity.credentials import TOKEN, Serve
+from tests.servers import ask, hear_events, publish
 
 NAME = "broker.example.com"
 HSTS = "strict-transport-security"

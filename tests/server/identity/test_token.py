@@ -15,11 +15,11 @@ from himalia.errors import ConfigurationError
 from himalia.server.context import Broker
 from himalia.server.identity.token import TokenFile
 from himalia.settings import Settings
-from tests.cli.running import assert_sentence, himalia
-from tests.server.identity.callers import Serve, error_of
-from tests.server.process import run_serve
-from tests.server.raw import until
-from tests.serving import ask, hear
+from tests.cli.command import assert_sentence, himalia
+from tests.server.identity.credentials import Serve, error_of
+from tests.server.raw_clients import until
+from tests.server.server_process import run_serve
+from tests.servers import ask, hear
 
 
 def test_a_token_is_made_unless_one_is_given(serve: Serve, tmp_path: Path) -> None:

@@ -23,9 +23,9 @@ from himalia.server.context import Broker
 from himalia.server.identity import CallerLimits, jwks
 from himalia.server.identity.jwks import Jwks
 from himalia.settings import Settings
-from tests.server.identity.callers import Serve, error_of, write_keys
-from tests.server.raw import until
-from tests.serving import DEADLINE_S, RunningServer
+from tests.server.identity.credentials import Serve, error_of, write_keys
+from tests.server.raw_clients import until
+from tests.servers import DEADLINE_S, RunningServer
 
 SECRET = "a-secret-of-thirty-two-bytes-or-more"
 ISSUER = "https://platform.example"

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from himalia.log.api import Chunk
-from himalia.log.columnar import columns_of
+from himalia.log.columnar import to_columns
 from himalia.protocol import encode
 from himalia.record import Record
 from himalia.server.rest.arrow import ArrowStream, _split
@@ -25,7 +25,7 @@ headers = st.dictionaries(texts, texts, max_size=4)
 def decoded(*records: Record) -> list[dict[str, Any]]:
     """The rows of a stream of these records."""
     stream = ArrowStream()
-    columns = columns_of(Chunk(records, 0, 100, "e"), 0)
+    columns = to_columns(Chunk(records, 0, 100, "e"), 0)
     body = stream.head() + bytes(stream.batch("orders", columns)) + stream.tail()
     rows: list[dict[str, Any]] = pa.ipc.open_stream(body).read_all().to_pylist()
     return rows

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.serving import RunningServer
+from tests.servers import RunningServer
 
 
 @pytest.fixture

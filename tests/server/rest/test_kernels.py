@@ -19,9 +19,9 @@ from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.server.identity.callers import write_keys
-from tests.server.raw import RawWebSocket, Wire, until
-from tests.serving import RunningServer
+from tests.server.identity.credentials import write_keys
+from tests.server.raw_clients import RawWebSocket, Wire, until
+from tests.servers import RunningServer
 
 Serve = Callable[..., RunningServer]
 TOKEN = "correct-horse-battery-staple"

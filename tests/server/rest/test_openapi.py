@@ -14,7 +14,7 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from himalia.server.app import create_app
 from himalia.settings import Settings
-from tests.serving import RunningServer
+from tests.servers import RunningServer
 from tests.tables.sample import write_sample
 
 TOKEN = "correct-horse-battery-staple"

@@ -13,8 +13,8 @@ from websockets.exceptions import InvalidStatus
 
 import himalia
 from himalia.server.app import create_app
-from tests.server.raw import Wire
-from tests.serving import RunningServer
+from tests.server.raw_clients import Wire
+from tests.servers import RunningServer
 
 FOREIGN = re.compile(
     r"""(?:src|href|action)\s*=\s*["']?\s*(?:[a-z]+:)?//|url\(\s*["']?(?:[a-z]+:)?//""", re.I

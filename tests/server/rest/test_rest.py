@@ -21,9 +21,9 @@ from himalia.errors import ErrorCode
 from himalia.log import Batch, open_log
 from himalia.protocol import PROTOCOL_VERSION, ServerMessage, decode_client_message
 from himalia.record import Draft, format_ts, now_us
-from tests.server.process import ServerProcess
-from tests.server.raw import RawWebSocket, Wire, until
-from tests.serving import RunningServer
+from tests.server.raw_clients import RawWebSocket, Wire, until
+from tests.server.server_process import ServerProcess
+from tests.servers import RunningServer
 
 Serve = Callable[..., RunningServer]
 JSON, NDJSON = "application/json", "application/x-ndjson"

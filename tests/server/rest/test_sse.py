@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.server.raw import RawWebSocket, Wire, until
-from tests.serving import DEADLINE_S, RunningServer
+from tests.server.raw_clients import RawWebSocket, Wire, until
+from tests.servers import DEADLINE_S, RunningServer
 
 Serve = Callable[..., RunningServer]
 NDJSON = {"Content-Type": "application/x-ndjson"}

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.server.raw import Wire, until
-from tests.serving import RunningServer
+from tests.server.raw_clients import Wire, until
+from tests.servers import RunningServer
 
 Serve = Callable[..., RunningServer]
 STALL_S = 1.0

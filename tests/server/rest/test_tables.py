@@ -18,9 +18,9 @@ from himalia.client import Client, SyncClient
 from himalia.errors import BadQuery, Forbidden, TableNotFound
 from himalia.server.rest import table_queries
 from himalia.server.rest.table_queries import QuerySlots
-from tests.server.identity.callers import write_keys
-from tests.server.raw import until
-from tests.serving import DEADLINE_S, RunningServer
+from tests.server.identity.credentials import write_keys
+from tests.server.raw_clients import until
+from tests.servers import DEADLINE_S, RunningServer
 from tests.tables.sample import write_sample
 
 KEYS = """

@@ -8,7 +8,7 @@ import typer
 
 from himalia.cli.settings_options import read_settings, with_flags
 from himalia.cli.terminal.output import abandon_stdout, write_line
-from himalia.local_server import page_address
+from himalia.local_server import page_url
 from himalia.settings import Settings
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -38,6 +38,6 @@ def serve_command(**flags: Any) -> None:
 def _announce(url: str, token: str | None) -> None:
     """The address to open, as Jupyter prints it; on stdout, where a program that started us can read it."""
     try:
-        write_line(f"Himalia is ready at {page_address(url, token)} (Ctrl-C stops it)")
+        write_line(f"Himalia is ready at {page_url(url, token)} (Ctrl-C stops it)")
     except OSError:  # nobody reads our stdout, which is no reason to stop serving
         abandon_stdout()

@@ -10,7 +10,7 @@ import typer
 from himalia.cli.options import Json, make_app
 from himalia.cli.terminal.output import print_json, print_warning, write_line
 from himalia.errors import ConfigurationError
-from himalia.local_server import RunningServer, page_address, running_servers
+from himalia.local_server import RunningServer, page_url, running_servers
 
 if TYPE_CHECKING:
     from himalia.server.identity.token import TokenFile
@@ -52,7 +52,7 @@ def token_command(
     token = _rotate(server, log) if rotate else _read(server, log)
     if json:
         url = server.url if server is not None else None
-        page = page_address(url, token) if url else None
+        page = page_url(url, token) if url else None
         print_json({"token": token, "url": url, "page": page})
     else:
         write_line(token)

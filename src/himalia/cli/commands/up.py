@@ -12,7 +12,7 @@ from himalia.cli.options import make_app
 from himalia.cli.settings_options import read_settings, with_flags
 from himalia.cli.terminal.units import parse_duration
 from himalia.errors import ConfigurationError, HimaliaError
-from himalia.local_server import page_address, running_servers
+from himalia.local_server import page_url, running_servers
 from himalia.log import open_log, sqlite_path
 from himalia.settings import Settings
 
@@ -86,6 +86,6 @@ def _check_alone(log: str) -> None:
     for server in running_servers():
         if server.log == url != MEMORY:
             raise HimaliaError(
-                f"Himalia runs on this log already, at {page_address(server.url, server.token)} "
+                f"Himalia runs on this log already, at {page_url(server.url, server.token)} "
                 f"(process {server.pid}); open that, stop it, or give this one another --log"
             )

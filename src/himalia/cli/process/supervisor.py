@@ -21,7 +21,7 @@ from himalia.cli.process.children import Child, Ended, Said
 from himalia.cli.settings_options import flag_of
 from himalia.cli.terminal.output import abandon_stdout, print_error, print_warning, write_line
 from himalia.errors import InternalError
-from himalia.local_server import RunningServer, default_warehouse, page_address, running_servers
+from himalia.local_server import RunningServer, default_warehouse_path, page_url, running_servers
 from himalia.settings import Settings
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -133,7 +133,7 @@ class Ensemble:
 
     def _begin(self, server: RunningServer) -> None:
         """The server is ready: say so, and start what needs it."""
-        _say(f"Himalia is ready at {page_address(server.url, server.token)} (Ctrl-C stops it)")
+        _say(f"Himalia is ready at {page_url(server.url, server.token)} (Ctrl-C stops it)")
         # They find the token by the address, also after it was rotated; a key of the keys file is in our environment.
         known = {"HIMALIA_URL": server.url}
         if self._every is not None:
@@ -183,7 +183,7 @@ class Ensemble:
         """A command as one has to type it here."""
         program = "himalia" if shutil.which("himalia") else _program()
         warehouse = self._settings.warehouse
-        is_elsewhere = command.startswith("pipeline ") and warehouse != default_warehouse()
+        is_elsewhere = command.startswith("pipeline ") and warehouse != default_warehouse_path()
         return f"{program} {command}" + (
             f" --warehouse {shlex.quote(str(warehouse))}" if is_elsewhere else ""
         )

@@ -24,6 +24,7 @@ from contextlib import closing
 from pathlib import Path
 
 from himalia.errors import ConfigurationError, LogLocked
+from himalia.file_lock import lock_file, read_owner, unlock_file
 from himalia.log.sqlite.database import connect_reader
 from himalia.log.sqlite.files import length, real_path
 from himalia.log.sqlite.recovery import RECOVERING
@@ -51,18 +52,11 @@ class FileLock:
 
     def acquire(self) -> None:
         """Own the name or fail with ``LogLocked``, also if this same process owns it already."""
-        descriptor = os.open(f"{real_path(self._path)}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            owner = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
-            os.close(descriptor)
-            raise _in_use(self._path, int(owner) if owner.isdecimal() else None) from None
-        except BaseException:
-            os.close(descriptor)
-            raise
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        named = f"{real_path(self._path)}.lock"
+        descriptor = lock_file(named, f"{os.getpid()}\n".encode())
+        if descriptor is None:
+            owner = read_owner(named).decode(errors="replace").strip()
+            raise _in_use(self._path, int(owner) if owner.isdecimal() else None)
         self._named = descriptor
         _held.add(self)
 
@@ -90,9 +84,8 @@ class FileLock:
         if self._named is None:
             return
         _held.discard(self)
-        os.ftruncate(self._named, 0)
-        # Said outright, because a forked child may hold the same descriptor for a moment longer.
-        fcntl.flock(self._named, fcntl.LOCK_UN)
+        unlock_file(self._named)
+        self._named = None
         if self._file is not None and _LOCK_OWN_DESCRIPTION is not None:
             fcntl.fcntl(self._file, _LOCK_OWN_DESCRIPTION, _UNLOCK)
         self._close()

@@ -13,7 +13,7 @@ from himalia.errors import LogUnavailable, TopicNotFound
 from himalia.log.api import Appended, Batch, Chunk, Health, LogStats
 from himalia.log.cache import RecentRecords, within
 from himalia.log.clock import SystemTime, TimeSource
-from himalia.log.columnar import Columns
+from himalia.log.columnar import ColumnChunk
 from himalia.log.sqlite.commands import (
     AppendJob,
     ConfirmClockJob,
@@ -142,7 +142,9 @@ class SqliteLog:
             return Chunk(within(records, bytes_max), info.first, info.end, info.epoch)
         return await self._reader.read(topic, start, limit, bytes_max)
 
-    async def read_columns(self, topic: str, start: int, stop: int, *, bytes_max: int = 1 << 20) -> Columns:
+    async def read_columns(
+        self, topic: str, start: int, stop: int, *, bytes_max: int = 1 << 20
+    ) -> ColumnChunk:
         self._open_writer()
         return await self._reader.read_columns(topic, start, stop, bytes_max)
 
@@ -174,7 +176,7 @@ class SqliteLog:
     async def delete(self, topic: str) -> TopicInfo:
         return await self._submit(lambda future: DeleteJob(future, topic))
 
-    def spare(self, unread: Mapping[str, Position]) -> None:
+    def hold_retention(self, unread: Mapping[str, Position]) -> None:
         self._open_writer().spared.replace(unread)
 
     def watch(self) -> LocalWatch:

@@ -197,7 +197,7 @@ class Upkeep:
             heapq.heapify(self._by_age)
 
     def _limits(self, state: TopicState) -> Retention:
-        return state.retention.over(self._default)
+        return state.retention.with_defaults(self._default)
 
     # Clocks
 

@@ -15,7 +15,7 @@ import msgspec
 
 from himalia.errors import TopicNotFound
 from himalia.log.api import Chunk
-from himalia.log.columnar import Columns, Joined, columns_of
+from himalia.log.columnar import ColumnChunk, PackedColumn, to_columns
 from himalia.log.sqlite.database import connect_reader
 from himalia.log.sqlite.errors import missing, translated
 from himalia.record import Record
@@ -90,7 +90,7 @@ class Reader:
     async def read(self, topic: str, start: int, limit: int, bytes_max: int) -> Chunk:
         return await self._run(lambda db: _read(db, self._path, topic, start, limit, bytes_max))
 
-    async def read_columns(self, topic: str, start: int, stop: int, bytes_max: int) -> Columns:
+    async def read_columns(self, topic: str, start: int, stop: int, bytes_max: int) -> ColumnChunk:
         async with self._bulk:
             return await self._run(lambda db: _read_columns(db, self._path, topic, start, stop, bytes_max))
 
@@ -179,7 +179,7 @@ def _records(
 
 def _read_columns(
     db: sqlite3.Connection, path: Path, topic: str, start: int, stop: int, bytes_max: int
-) -> Columns:
+) -> ColumnChunk:
     found = db.execute(_STATE, (topic,)).fetchone()
     if found is None:
         raise TopicNotFound(topic)
@@ -190,12 +190,12 @@ def _read_columns(
     stop = min(stop, end, start + min(guess, ROWS_PER_QUERY))
     row = _joined_rows(db, number, start, stop, 2 * bytes_max) if start < stop else None
     if row is None:
-        return columns_of(_read(db, path, topic, start, max(stop - start, 0), bytes_max), start)
+        return to_columns(_read(db, path, topic, start, max(stop - start, 0), bytes_max), start)
     if row[:3] != (stop - start, start, stop - 1):
         raise missing(path, topic, start)
     times, *lengths = (_decode_integers(column) for column in row[3:7])
-    ids, headers, payloads = map(Joined, row[7:], lengths)
-    return Columns(start, times, ids, headers, payloads, first, end, epoch)
+    ids, headers, payloads = map(PackedColumn, row[7:], lengths)
+    return ColumnChunk(start, times, ids, headers, payloads, first, end, epoch)
 
 
 def _joined_rows(

@@ -1,6 +1,7 @@
 """uvicorn's HTTP class, with limits on how long a peer may take and how much it may send.
 
-These are uvicorn's internals: its version is pinned and ``tests/server/test_http_protocol.py`` fails when they move.
+This overrides uvicorn's internals: its version is pinned, and ``tests/server/http/test_http_protocol.py`` fails when
+they move.
 ``uvicorn_protocol`` has the WebSocket class.
 """
 

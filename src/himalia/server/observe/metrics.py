@@ -81,15 +81,17 @@ class Metrics(Collector):
             yield from self._of_kernels()
 
     def _counters(self) -> Iterator[Metric]:
-        meter = self._broker.manager.meter
-        yield CounterMetricFamily("himalia_publishes", "Records stored", meter.published)
-        yield CounterMetricFamily("himalia_duplicates", "Publishes recognised as repeats", meter.duplicates)
+        counters = self._broker.manager.counters
+        yield CounterMetricFamily("himalia_publishes", "Records stored", counters.published)
+        yield CounterMetricFamily(
+            "himalia_duplicates", "Publishes recognised as repeats", counters.duplicates
+        )
         yield CounterMetricFamily("himalia_commits", "Commits of the log", self._log_stats.commits)
         yield CounterMetricFamily("himalia_log_failures", "Commits that failed", self._log_stats.failures)
         dropped = self._broker.audit.dropped
         yield CounterMetricFamily("himalia_audit_drops", "Audit records that were lost", dropped)
-        yield CounterMetricFamily("himalia_deliveries", "Records given to subscribers", meter.delivered)
-        yield CounterMetricFamily("himalia_drops", "Records that slow subscribers skipped", meter.dropped)
+        yield CounterMetricFamily("himalia_deliveries", "Records given to subscribers", counters.delivered)
+        yield CounterMetricFamily("himalia_drops", "Records that slow subscribers skipped", counters.dropped)
 
     def _gauges(self) -> Iterator[Metric]:
         broker, manager = self._broker, self._broker.manager
@@ -112,7 +114,7 @@ class Metrics(Collector):
             ),
             "himalia_log_healthy": ("1 while the log can store", int(self._healthy)),
             "himalia_log_warnings": ("Warnings of the log in /health", self._warnings),
-            "himalia_uptime_seconds": ("Time since the start", manager.meter.uptime_s),
+            "himalia_uptime_seconds": ("Time since the start", manager.counters.uptime_s),
         }
         for name, (help, value) in gauges.items():
             yield GaugeMetricFamily(name, help, value)

@@ -63,12 +63,12 @@ class PipelineReading:
             return
         records = (await self._log.read(TOPIC, max(info.end - 1, 0), limit=1)).records
         self._seen = (info.epoch, info.end)
-        self._log.spare(_positions(records[-1].payload) if records else {})
+        self._log.hold_retention(_positions(records[-1].payload) if records else {})
 
     def _forget(self) -> None:
         if self._seen != ("", 0):
             self._seen = ("", 0)
-            self._log.spare({})
+            self._log.hold_retention({})
 
 
 def _positions(payload: bytes) -> dict[str, Position]:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from himalia.errors import ConfigurationError
-from himalia.log.columnar import Columns, Joined
+from himalia.log.columnar import ColumnChunk, PackedColumn
 
 try:
     import pyarrow as pa
@@ -49,7 +49,7 @@ class ArrowStream:
         """The schema."""
         return bytes(self._schema.serialize())
 
-    def batch(self, topic: str, columns: Columns) -> memoryview:
+    def batch(self, topic: str, columns: ColumnChunk) -> memoryview:
         arrays = [
             pa.repeat(topic, len(columns)),
             pa.arange(columns.start, columns.stop),
@@ -66,7 +66,7 @@ class ArrowStream:
         return END_OF_STREAM
 
 
-def _array(kind: Any, joined: Joined) -> Any:
+def _array(kind: Any, joined: PackedColumn) -> Any:
     """The array that these bytes are already, once it is known where each value ends."""
     ends = pc.cumulative_sum(pa.array([0, *joined.lengths], pa.int32()))
     return pa.Array.from_buffers(
@@ -74,7 +74,7 @@ def _array(kind: Any, joined: Joined) -> Any:
     )
 
 
-def _texts(joined: Joined) -> Any:
+def _texts(joined: PackedColumn) -> Any:
     if joined.data.isascii():
         return _array(pa.string(), joined)
     found = _array(pa.binary(), joined)
@@ -85,7 +85,7 @@ def _texts(joined: Joined) -> Any:
         return pa.array([value.decode(errors="replace") for value in found.to_pylist()], pa.string())
 
 
-def _maps(headers: Joined) -> Any:
+def _maps(headers: PackedColumn) -> Any:
     """Headers as maps. They repeat from record to record, so that each is looked at once."""
     distinct = _array(pa.binary(), headers).dictionary_encode()
     maps = None if b"\\" in headers.data else _split(distinct.dictionary)

@@ -65,7 +65,7 @@ class SseOutlet(Outlet):
                 data, self._unsent = b"".join(self._unsent), []
                 yield data
             if self.paused:
-                self.ready()
+                self.resume()
 
 
 class EventsResponse(StreamingResponse):
@@ -95,10 +95,10 @@ class EventsResponse(StreamingResponse):
             self._outlet.closed = True
             self._place.release()
             self._broker.streams.pop(self._outlet, None)
-            self._broker.manager.leave(self._outlet)
+            self._broker.manager.disconnect(self._outlet)
 
     def _on_credential_end(self, why: Unauthorized) -> None:
-        self._outlet.gather(SSE.error(why))
+        self._outlet.buffer(SSE.error(why))
         self._outlet.flush()
         self._outlet.close(why)
 
@@ -171,7 +171,7 @@ async def events(
         place.release()
         raise
     for gap in result.gaps:
-        outlet.gather(SSE.gap(gap.topic, subscriber.client_id, gap.requested, gap.first, gap.end))
+        outlet.buffer(SSE.gap(gap.topic, subscriber.client_id, gap.requested, gap.first, gap.end))
     outlet.flush()
     return EventsResponse(broker, outlet, place, caller.credential)
 

@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from himalia.errors import BadRequest, EpochChanged, TopicNotFound
 from himalia.log.api import Chunk, Log
-from himalia.log.columnar import Columns
+from himalia.log.columnar import ColumnChunk
 from himalia.protocol import encode, encode_record, models
 from himalia.pubsub.filters import Filter
 from himalia.record import Record, parse_ts
@@ -216,7 +216,7 @@ async def read_chunks(log: Log, wanted: Range) -> AsyncIterator[Chunk]:
         at = chunk.records[-1].offset + 1
 
 
-async def read_column_chunks(log: Log, wanted: Range) -> AsyncIterator[Columns]:
+async def read_column_chunks(log: Log, wanted: Range) -> AsyncIterator[ColumnChunk]:
     """Yield the range in columnar chunks; otherwise as ``read_chunks``."""
     at = wanted.start
     while at < wanted.stop:
@@ -267,7 +267,7 @@ async def _as_filtered_json(broker: Broker, wanted: Range, filter: Filter) -> As
     separator, at, end = b"", wanted.start, wanted.end
     failed, failure = 0, None
     async for chunk in read_chunks(broker.log, wanted):
-        matched = await broker.manager.matching(filter, chunk.records)
+        matched = await broker.manager.apply_filter(filter, chunk.records)
         if matched.passed:
             yield separator + await _join(broker, b",", matched.passed)
             separator = b","

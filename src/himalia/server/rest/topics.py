@@ -139,7 +139,7 @@ async def health(broker: TheBroker, caller: MaybeCaller) -> Response:
         status=status,
         problem=state.problem,
         warnings=list(state.warnings),
-        uptime_sec=broker.manager.meter.uptime_s,
+        uptime_sec=broker.manager.counters.uptime_s,
         topics=broker.manager.topic_count,
         subscribers=broker.manager.subscriber_count,
         connections=broker.connection_count,

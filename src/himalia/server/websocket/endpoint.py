@@ -121,7 +121,7 @@ class PlainChannel(Channel):
                 await websocket.close(*self._shut)
                 return
             if self.paused:
-                self.ready()
+                self.resume()
 
 
 async def _converse(broker: Broker, principal: Principal, websocket: WebSocket, place: Place) -> None:

@@ -162,7 +162,7 @@ class Connection:
         if self._publishes:
             self._submit()
         # A peer that does not take its answers is not read either, so that they cannot pile up.
-        if self.channel.gathered_bytes >= self._broker.settings.write_buffer_bytes:
+        if self.channel.buffered_bytes >= self._broker.settings.write_buffer_bytes:
             self.channel.flush()
         if self._broker.is_full or self.channel.paused:
             self._hold_reading()
@@ -189,7 +189,7 @@ class Connection:
         """A message is given up before it is whole, and the connection with it."""
         self._release_input()
         self._broker.metrics.count_error(error.code)
-        self.channel.gather(WEBSOCKET.error(error))
+        self.channel.buffer(WEBSOCKET.error(error))
         self.channel.close(error)
 
     def _release_input(self) -> None:
@@ -205,7 +205,7 @@ class Connection:
         self.principal.credential.unwatch(self._credential_ended)
         self._place.release()
         self._broker.connections.pop(self, None)
-        self._broker.manager.leave(self.channel)
+        self._broker.manager.disconnect(self.channel)
 
     # Publishing
 
@@ -275,7 +275,7 @@ class Connection:
             text_frame(_ACK % (self._version(), _echo(request_id), name, offset, epoch, ts))
             for request_id, offset in zip(request_ids, appended.offsets, strict=True)
         ]
-        self.channel.gather(b"".join(frames))
+        self.channel.buffer(b"".join(frames))
 
     # Subscribing
 
@@ -318,7 +318,7 @@ class Connection:
             ack.offset, ack.epoch = position.offset, position.epoch
         self._reply(ack)
         for gap in result.gaps:
-            self.channel.gather(
+            self.channel.buffer(
                 WEBSOCKET.gap(gap.topic, subscriber.client_id, gap.requested, gap.first, gap.end)
             )
 
@@ -354,7 +354,7 @@ class Connection:
         if not self._spoke:
             self._spoke = True
             message.protocol = PROTOCOL_VERSION
-        self.channel.gather(text_frame(encode(message)))
+        self.channel.buffer(text_frame(encode(message)))
         self._flush_soon()
 
     def _refuse(self, error: HimaliaError, request_id: str | None) -> None:
@@ -437,7 +437,7 @@ class Connection:
                 self._pinged_at = now
             channel.ping()
             if self._spoke and not channel.paused:
-                channel.gather(WEBSOCKET.info("ping"))
+                channel.buffer(WEBSOCKET.info("ping"))
                 channel.flush()
 
     def _patience_s(self) -> float:
@@ -449,19 +449,19 @@ class Connection:
         """The key, token or session that opened this connection is no longer valid: say so, and close."""
         self._waiting.clear()
         self._broker.metrics.count_error(why.code)
-        self.channel.gather(WEBSOCKET.error(why))
+        self.channel.buffer(WEBSOCKET.error(why))
         self.channel.close(why)
 
     def announce_shutdown(self) -> None:
         if self._spoke:
-            self.channel.gather(WEBSOCKET.info("server_shutdown"))
+            self.channel.buffer(WEBSOCKET.info("server_shutdown"))
             self.channel.flush()
 
     @property
     def is_drained(self) -> bool:
         """Whether everything that this client has coming was sent."""
         channel = self.channel
-        if self._in_flight or self._busy or channel.gathered_bytes or channel.unsent_bytes:
+        if self._in_flight or self._busy or channel.buffered_bytes or channel.unsent_bytes:
             return False
         return all(
             not cursor.lag for subscriber in channel.subscribers for cursor in subscriber.cursors.values()

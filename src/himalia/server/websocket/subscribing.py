@@ -42,7 +42,7 @@ async def make_subscriber(
         priority=message.priority,
         start=start,
     )
-    subscriber.may_follow = partial(principal.may, Right.SUBSCRIBE)
+    subscriber.can_read = partial(principal.may, Right.SUBSCRIBE)
     return subscriber
 
 

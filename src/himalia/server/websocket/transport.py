@@ -30,8 +30,8 @@ class Channel(Outlet):
         self.last_seen = asyncio.get_running_loop().time()
         self.on_writable: Callable[[], None] | None = None
 
-    def ready(self) -> None:
-        super().ready()
+    def resume(self) -> None:
+        super().resume()
         if self.on_writable is not None:
             self.on_writable()
 

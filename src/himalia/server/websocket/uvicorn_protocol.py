@@ -3,7 +3,8 @@
 uvicorn pauses reading after every message and wakes a task for each; here a whole read is handed over at once, or in
 slices if it holds very many frames. ``FrameParser`` handles what clients send in good order. Its first other frame, a
 close or a protocol error, is left to uvicorn and websockets with all that follows; it is the end in any case. These
-are uvicorn's internals: its version is pinned and ``tests/server/test_uvicorn_protocol.py`` fails when they move.
+are uvicorn's internals: its version is pinned, and ``tests/server/websocket/test_uvicorn_protocol.py`` fails when they
+move.
 """
 
 from __future__ import annotations
@@ -245,7 +246,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         super().resume_writing()
         if self.connection is not None:
             self.connection.channel.last_seen = self.loop.time()
-            self.connection.channel.ready()
+            self.connection.channel.resume()
 
     def ping(self) -> None:
         if not self.close_sent and not self.transport.is_closing():

@@ -176,22 +176,7 @@ def _error(url: str, status: int, body: bytes) -> HimaliaError:
         code, message = str(told["code"]), str(told["message"])
     except (ValueError, KeyError, TypeError):
         return _foreign(url, status)
-    found = _class_of(code)
-    error = found.__new__(found)
-    # Past the class's own __init__: the server has written the sentence already.
-    HimaliaError.__init__(error, message, code=code, status=status)
-    return error
-
-
-def _class_of(code: str) -> type[HimaliaError]:
-    """The topmost class of a code; the root for one that is not known here."""
-    level: list[type[HimaliaError]] = HimaliaError.__subclasses__()
-    while level:
-        for known in level:
-            if "code" in vars(known) and known.code == code:
-                return known
-        level = [below for known in level for below in known.__subclasses__()]
-    return HimaliaError
+    return HimaliaError.from_code(code, message, status=status)
 
 
 def _foreign(url: str, status: int) -> ConnectionFailed:

@@ -11,7 +11,7 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
 from himalia.errors import BadRequest, EpochChanged, TopicNotFound
-from himalia.retry import MOMENTARY, Patience
+from himalia.retry import TRANSIENT_ERRORS, RetryTimer
 from himalia.spark.connector.errors import LossRule, in_one_sentence, tell_losses
 from himalia.spark.connector.http import Address, Connection, address_of, offsets_at, topic_path, topic_states
 from himalia.spark.connector.options import ReadOptions, read_options
@@ -67,7 +67,7 @@ def fetched(
     start, stop)`` is told of records that are gone; if it returns, reading goes on with what is there.
     """
     at = wanted.start
-    patience = Patience(retry_s)
+    timer = RetryTimer(retry_s)
     while at < wanted.stop:
         rest = Range(wanted.topic, wanted.epoch, at, wanted.stop)
         came = False
@@ -83,13 +83,13 @@ def fetched(
                 batch = batch.slice(0, wanted.stop - first)
                 yield as_columns(batch)
                 # Only now: what took long may have been whoever got the batch.
-                patience.renew()
+                timer.reset()
                 at = first + batch.num_rows
         except (TopicNotFound, EpochChanged):
             on_loss(wanted.topic, at, wanted.stop)
             return
-        except MOMENTARY as error:
-            patience.wait(error)
+        except TRANSIENT_ERRORS as error:
+            timer.wait(error)
         else:
             if not came:
                 on_loss(wanted.topic, at, wanted.stop)

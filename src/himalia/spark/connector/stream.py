@@ -15,7 +15,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from himalia.errors import BadRequest, TopicNotFound
-from himalia.retry import patiently
+from himalia.retry import retry
 from himalia.spark.connector import stream_offsets
 from himalia.spark.connector.errors import in_one_sentence, tell_losses
 from himalia.spark.connector.http import Connection, address_of, offsets_at, topic_states
@@ -115,7 +115,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             with Connection(address_of(self._given)) as connection:
                 return ask(connection)
 
-        answer = patiently(attempt, self._options.retry_s if self._has_answered else 0.0)
+        answer = retry(attempt, self._options.retry_s if self._has_answered else 0.0)
         self._has_answered = True
         return answer
 

@@ -16,7 +16,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import DataType, MapType, StringType, StructType
 
 from himalia.errors import BadRequest, InternalError, TopicNotFound
-from himalia.retry import BUSY, MOMENTARY, patiently
+from himalia.retry import BUSY_ERRORS, TRANSIENT_ERRORS, retry
 from himalia.spark.connector.errors import in_one_sentence, tell_superseded
 from himalia.spark.connector.http import Address, Connection, address_of, topic_path, topic_states
 from himalia.spark.connector.options import BODIES_MAX, WriteOptions, write_options
@@ -156,7 +156,7 @@ class Poster:
             path, headers = topic_path(topic, "messages"), {"Content-Type": NDJSON}
             return self._connection.ask("POST", path, _is_superseded, query, bytes(body), headers)
 
-        self._superseded[topic] = patiently(send, self._options.retry_s)
+        self._superseded[topic] = retry(send, self._options.retry_s)
         self._sent[topic] = number + 1
         body.clear()
 
@@ -213,7 +213,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self._address = address_of(given)
         if COMMITTING not in sys.modules:
             # Every micro-batch comes by here, so the server may just be restarting: tasks wait for it.
-            with suppress(*MOMENTARY):
+            with suppress(*TRANSIENT_ERRORS):
                 check_topic(self._address, self._options)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -229,7 +229,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
     @in_one_sentence()
     def _look(self) -> None:
         """See once whether a server answers: one that did not before this query's first batch is a wrong URL."""
-        with suppress(*BUSY):
+        with suppress(*BUSY_ERRORS):
             check_topic(self._address, self._options)
 
 

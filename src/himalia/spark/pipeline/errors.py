@@ -28,10 +28,7 @@ def translated(error: Exception) -> HimaliaError | None:
     kind = getattr(errors, found[1], None) if found else None
     if found is None or not (isinstance(kind, type) and issubclass(kind, HimaliaError)):
         return None
-    made = kind.__new__(kind)
-    # Past the class's own __init__: the sentence is written already.
-    HimaliaError.__init__(made, found[2].strip())
-    return made
+    return kind.from_message(found[2].strip())
 
 
 def first_line(error: Exception) -> str:

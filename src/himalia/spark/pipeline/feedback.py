@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from himalia.errors import HimaliaError, TopicNotFound, Unauthorized
 from himalia.record import Position
-from himalia.retry import MOMENTARY
+from himalia.retry import TRANSIENT_ERRORS
 from himalia.spark.pipeline.server_client import Server
 
 logger = logging.getLogger("himalia.spark")
@@ -65,7 +65,7 @@ class Feedback:
             return False
         try:
             self._publish(topic, payloads, sequence)
-        except MOMENTARY:
+        except TRANSIENT_ERRORS:
             raise
         except Unauthorized as error:
             self._is_refused = True

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self
 from uuid import uuid4
 
 from himalia.errors import DataLost, HimaliaError, InternalError
-from himalia.retry import MOMENTARY, Backoff
+from himalia.retry import TRANSIENT_ERRORS, Backoff
 from himalia.spark.connector.errors import LOSSES_TOLD_MAX
 from himalia.spark.delta import maintenance
 from himalia.spark.delta.lock import locked
@@ -189,7 +189,7 @@ class Pipeline:
     def _judge(self, error: Exception, attempts: int, *, is_patient: bool) -> None:
         """Raise what cannot be mended by trying again."""
         known = translated(error)
-        if isinstance(known, MOMENTARY):
+        if isinstance(known, TRANSIENT_ERRORS):
             if not is_patient:
                 raise known from error
             logger.log(logging.WARNING if attempts == 1 else logging.DEBUG, "%s; trying again", known.message)
