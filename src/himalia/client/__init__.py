@@ -1,4 +1,4 @@
-"""The client library: ``Client`` for asyncio, ``SyncClient`` for everything else."""
+"""The client library: ``Client`` for asyncio, ``SyncClient`` for other code."""
 
 from himalia.client.client import Client
 from himalia.client.events import (

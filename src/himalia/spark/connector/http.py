@@ -216,13 +216,13 @@ def _said(value: str | None) -> str | None:
 def _found(url: str | None, token: str | None) -> Address:
     try:
         # Imported here: it needs libraries that a cluster need not have.
-        from himalia.client.discovery import Finder
+        from himalia.client.discovery import ServerLocator
     except ModuleNotFoundError as error:
         raise BadRequest(
             f"give the options url, such as http://10.0.0.1:8000, and token: without the module {error.name!r}, "
             "as here, no server can be looked for"
         ) from None
-    found = Finder(url, token).find()
+    found = ServerLocator(url, token).find()
     return Address(found.url, found.token)
 
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from himalia.client.discovery import Finder
+from himalia.client.discovery import ServerLocator
 from himalia.errors import ConnectionFailed, TopicExists
 from himalia.spark.connector.http import Address, Connection, topic_path
 from himalia.spark.pipeline.plan import TopicEnd
@@ -25,7 +25,7 @@ class Server:
     """For one thread. Each call answers or raises; the server is looked for anew after a failure."""
 
     def __init__(self, url: str | None, token: str | None) -> None:
-        self._finder = Finder(url, token)
+        self._finder = ServerLocator(url, token)
         self._connection: Connection | None = None
 
     @property
