@@ -14,8 +14,8 @@ SOURCE = Path(__file__).parents[1] / "src" / "himalia"
 VALUES = {"record", "errors", "topics", "token_proof"}
 FOUNDATION = VALUES | {"settings", "local_server", "retry", "throttle", "file_lock", "tasks"}
 BROKER = FOUNDATION | {"log", "protocol", "pubsub"}
-JUPYTER = VALUES | {"jupyter"}
-IOPUB = JUPYTER | {"throttle", "protocol", "iopub"}
+JUPYTER = VALUES | {"protocol", "jupyter"}
+IOPUB = JUPYTER | {"throttle", "iopub"}
 KEEPER = IOPUB | FOUNDATION | {"keeper"}
 MAY_IMPORT = {
     "record": VALUES,

@@ -212,7 +212,7 @@ def test_a_start_that_fails_says_what_the_document_says(tmp_path: Path, says: st
 
 def test_the_table_of_failures_is_complete(operations: str) -> None:
     """Each sentence of the table is provoked above."""
-    table = rows(section(operations, "## When something is wrong"))
+    table = rows(section(operations, "## Troubleshooting"))
     assert {says for cells in table for says in code_spans(cells[0])} == PROVOCATIONS.keys()
 
 

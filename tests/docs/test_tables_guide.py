@@ -14,6 +14,7 @@ import pytest
 from himalia.tables import Tables
 from himalia.tables.catalog import CATALOG
 from tests.docs.markdown import DOCS, Block, blocks, code_spans, rows, section
+from tests.docs.table_columns import with_columns
 from tests.servers import RunningServer
 from tests.tables.sample import write_sample
 
@@ -92,6 +93,11 @@ def test_every_table_and_column_is_documented(here: Path) -> None:
         documented = rows(section(GUIDE, f"### {table.name}"))
         assert documented == [[f"`{one.name}`", one.type, one.description] for one in table.columns]
     assert list(CATALOG) == re.findall(r"^### (.+)$", GUIDE, flags=re.MULTILINE)
+
+
+def test_the_column_tables_are_generated() -> None:
+    """The guide has what ``python -m tests.docs.table_columns`` writes into it."""
+    assert with_columns(GUIDE) == GUIDE, "run `python -m tests.docs.table_columns`"
 
 
 def test_the_sql_of_the_guide_is_sql(here: Path) -> None:

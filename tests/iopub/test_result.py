@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from himalia.iopub.result import ExecutionError, ExecutionResult, ExecutionStatus
+from himalia.iopub.result import ExecutionError, ExecutionResult
 from himalia.jupyter.channels import Channel
+from himalia.protocol.models import ExecutionStatus
 from tests.jupyter.request_records import KERNEL, REQUEST, TOPIC, status, stream
 from tests.jupyter.request_records import message as said
 

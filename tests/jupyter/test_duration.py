@@ -8,6 +8,8 @@ import msgspec
 import pytest
 
 from himalia.jupyter.duration import RUN_BOUNDS_S, RunHistogram, StatusDates
+from himalia.jupyter.lifecycle import RequestStage, RequestState
+from himalia.jupyter.request_events import event_of_message
 from himalia.jupyter.wire import KernelMessage
 from himalia.record import format_ts
 from tests.jupyter.duration_cases import CASES, Case
@@ -38,13 +40,23 @@ def status(state: str, date_ms: float | None) -> KernelMessage:
     )
 
 
+def dates_of(*messages: KernelMessage) -> StatusDates:
+    """The dates of a request after these messages of its kernel."""
+    state = RequestState(request_id="r", stage=RequestStage.SENT)
+    for message in messages:
+        event = event_of_message(message, "status")
+        assert event is not None
+        state = state.apply(event)
+    return state.dates
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_duration_is_the_kernels_own_where_it_is_plausible(case: Case) -> None:
     """The dates of busy and idle count if the log's times bound them; else the log's times do."""
-    dates = StatusDates()
-    dates.add(status("busy", case.busy))
+    said = [status("busy", case.busy)]
     if case.name != "no idle: the kernel died":
-        dates.add(status("idle", case.idle))
+        said.append(status("idle", case.idle))
+    dates = dates_of(*said)
     ran_us = dates.run_us(at(case.queued), at(case.busy_stored), at(case.closed))
     assert ran_us == (None if case.ran is None else round(case.ran * 1000))
 
@@ -53,16 +65,14 @@ def test_a_duration_is_the_kernels_own_where_it_is_plausible(case: Case) -> None
 def test_a_header_with_a_bad_date_changes_nothing(date: object) -> None:
     """A kernel may write anything into its headers."""
     message = msgspec.structs.replace(status("busy", 0), header=json.dumps({"date": date}).encode())
-    dates = StatusDates()
-    dates.add(message)
+    dates = dates_of(message)
     assert dates.busy_us is None
 
 
 def test_the_first_busy_and_the_first_idle_count() -> None:
     """Code that publishes its own status messages later cannot make its duration longer."""
-    dates = StatusDates()
-    for state, ms in (("busy", 1), ("idle", 5), ("busy", 3), ("idle", 9)):
-        dates.add(status(state, ms))
+    said = (("busy", 1), ("idle", 5), ("busy", 3), ("idle", 9))
+    dates = dates_of(*[status(state, ms) for state, ms in said])
     assert dates.run_us(NOON_US, NOON_US, NOON_US + 10_000) == 4_000
 
 

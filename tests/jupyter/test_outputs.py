@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from himalia.jupyter.outputs import OutputFold
+from himalia.jupyter.outputs import OutputBuilder
 from himalia.jupyter.wire import KernelMessage
 from tests.jupyter.request_records import clear, display, error, message, result, status, stream, update
 
 
-def folded(messages: Iterable[KernelMessage], **options: Any) -> OutputFold:
-    fold = OutputFold(**options)
+def folded(messages: Iterable[KernelMessage], **options: Any) -> OutputBuilder:
+    fold = OutputBuilder(**options)
     for said in messages:
         fold.add(said)
     return fold

@@ -42,7 +42,7 @@ async def test_the_time_limit_of_code_that_runs(hosting: Hosting, monkeypatch: p
     await hosting.close()
     set_clock_ahead(monkeypatch)
     host = await hosting.open()
-    adopted = host.get(kernel.id).runner.active
+    adopted = host.get(kernel.id).scheduler.active
     assert adopted is not None and adopted.timer is not None
     assert adopted.id == request.id
     assert 3000 < adopted.timer.when() - asyncio.get_running_loop().time() <= 3600

@@ -13,11 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from himalia.errors import EpochChanged, TopicNotFound
-from himalia.iopub.result import ExecutionResult, ExecutionStatus
+from himalia.iopub.result import ExecutionResult
 from himalia.jupyter.records import message_of
 from himalia.kernels import history
-from himalia.kernels.history import ExecutionFold, find_request, last_iopub, read_execution
+from himalia.kernels.history import ExecutionBuilder, find_request, last_iopub, read_execution
 from himalia.log import Batch, Chunk
+from himalia.protocol.models import ExecutionStatus
 from himalia.record import Draft, Record, Retention
 from tests.jupyter.request_records import (
     KERNEL,
@@ -480,7 +481,7 @@ class TestTheFold:
 
     def test_a_result_can_be_had_at_any_time(self) -> None:
         """The fold goes on after a result was taken from it, and that result stays as it was."""
-        fold = ExecutionFold(REQUEST, kernel_id=KERNEL, topic=TOPIC)
+        fold = ExecutionBuilder(REQUEST, kernel_id=KERNEL, topic=TOPIC)
         fold.add(record(printed("a"), 0))
         early = fold.result()
         fold.add(record(printed("b"), 1))
@@ -489,7 +490,7 @@ class TestTheFold:
 
     def test_a_result_can_be_sent(self) -> None:
         """Whatever is in it, a result encodes to JSON."""
-        fold = ExecutionFold(REQUEST, kernel_id=KERNEL, topic=TOPIC)
+        fold = ExecutionBuilder(REQUEST, kernel_id=KERNEL, topic=TOPIC)
         for offset, draft in enumerate([*run_of(), iopub(error()), closed("error")]):
             fold.add(record(draft, offset))
         sent = msgspec.json.encode(fold.result())
@@ -497,7 +498,7 @@ class TestTheFold:
 
 
 def fold_of(records: Sequence[Record]) -> ExecutionResult:
-    fold = ExecutionFold(REQUEST, kernel_id=KERNEL, topic=TOPIC)
+    fold = ExecutionBuilder(REQUEST, kernel_id=KERNEL, topic=TOPIC)
     for one in records:
         fold.add(one)
     return fold.result()

@@ -357,8 +357,8 @@ async def test_cancel_queued_and_running(hosting: Hosting) -> None:
     first = await running(hosting, kernel)
     queued = await kernel.execute(Code(code="print('never')"))
     behind = await kernel.execute(Code(code="print('behind')"))
-    kernel.runner.cancel(queued.id)
-    kernel.runner.cancel(first.id)
+    kernel.scheduler.cancel(queued.id)
+    kernel.scheduler.cancel(first.id)
     assert await ended(queued) == await ended(first) == "cancelled"
     assert (await hosting.result(kernel, behind)).status == "ok"
     found = await hosting.records(kernel.id)
@@ -372,7 +372,7 @@ async def test_cancel_at_once(hosting: Hosting) -> None:
     kernel = await hosting.start()
     for _ in range(5):
         request = await kernel.execute(Code(code="while True: pass"))
-        kernel.runner.cancel(request.id)
+        kernel.scheduler.cancel(request.id)
         assert await ended(request) == "cancelled"
         assert (await hosting.run(kernel, "1+1")).status == "ok"
 
@@ -617,7 +617,7 @@ async def test_silent_for_ten_minutes_while_the_heart_beats(hosting: Hosting) ->
         clock.now_s += 60
         before = kernel.broker.stats()
         beaten = asyncio.Event()
-        touch = kernel.runner.touch
+        touch = kernel.scheduler.touch
         kernel._link.heartbeat._on_beat = lambda touch=touch, beaten=beaten: (touch(), beaten.set())  # type: ignore
         await asyncio.wait_for(beaten.wait(), DEADLINE_S)
         kernel.broker.cleanup()
@@ -788,7 +788,7 @@ async def test_requests_leave_nothing_behind(hosting: Hosting) -> None:
         pytest.fail(f"each batch left more behind: {after}")
     stats = kernel.broker.stats()
     assert stats.active_requests == 0 and stats.orphan_messages <= before[-1]
-    assert not kernel.runner.is_busy and kernel.bridge.buffered_bytes == 0
+    assert not kernel.scheduler.is_busy and kernel.bridge.buffered_bytes == 0
 
 
 async def test_kernels_leave_nothing_behind(hosting: Hosting) -> None:

@@ -1,4 +1,4 @@
-"""The runner: one request at a time, each closed once, on a real log and broker, with the test as the kernel."""
+"""The scheduler: one request at a time, each closed once, on a real log and broker, with the test as the kernel."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ import pytest
 
 from himalia.errors import ExecutionNotFound, LogUnavailable, TooManyRequests
 from himalia.iopub.broker import BrokerConfig, IopubBroker
+from himalia.jupyter.lifecycle import RequestState
 from himalia.jupyter.records import event_draft
+from himalia.jupyter.request_events import EventKind, RequestEvent
 from himalia.jupyter.wire import KernelMessage, Wire
 from himalia.kernels import scheduler as module
 from himalia.kernels.history import read_execution
-from himalia.kernels.recovery import OpenRequest, closing_draft, has_ended, open_requests
-from himalia.kernels.request import Code, Request
-from himalia.kernels.scheduler import Runner
+from himalia.kernels.recovery import gone_draft, has_ended, open_requests
+from himalia.kernels.request import Code, Request, queued_state
+from himalia.kernels.scheduler import RequestScheduler
 from himalia.kernels.topic_writer import Bridge
 from himalia.log import open_log
 from himalia.log.api import Appended, Batch, Log
@@ -29,7 +31,7 @@ TOPIC = "kernels.k"
 
 
 class Stage:
-    """A runner between a log and a kernel that the test plays."""
+    """A scheduler between a log and a kernel that the test plays."""
 
     def __init__(self, log: Log) -> None:
         self.log = log
@@ -47,15 +49,8 @@ class Stage:
         self.broker = IopubBroker(config, clock=lambda: self.now_s)
         self.bridge = Bridge(self._publish, TOPIC, "k", bytes_max=1 << 30)
         self.broker.add_global_subscriber(self.bridge)
-        self.runner = Runner(
-            self.broker,
-            self.bridge,
-            queue_max=3,
-            send=self._send,
-            interrupt=self._interrupt,
-            is_behind=lambda: self.is_behind,
-        )
-        self.runner.go()
+        self.scheduler = RequestScheduler(self.broker, self.bridge, self, queue_max=3)
+        self.scheduler.resume()
 
     def _publish(self, batch: Batch) -> asyncio.Future[Appended]:
         self.attempts += 1
@@ -68,14 +63,14 @@ class Stage:
 
         return asyncio.ensure_future(publish())
 
-    def _send(self, request: Request) -> KernelMessage:
+    def send_request(self, request: Request) -> KernelMessage:
         code = {"code": request.code.code}
         message, _ = self._wire.encode("execute_request", code, msg_id=request.id)
         self.sent.append(request.code.code)
         self._messages[request.id] = message
         return message
 
-    async def _interrupt(self, caller: str) -> None:
+    async def interrupt_quietly(self, caller: str) -> None:
         self.interrupts += 1
 
     def message(self, request: Request, msg_type: str, **content: Any) -> KernelMessage:
@@ -99,7 +94,7 @@ class Stage:
     def reply(self, request: Request, status: str = "ok") -> None:
         content = {"status": status, "execution_count": 1}
         message, _ = self._wire.encode("execute_reply", content, parent=self._messages[request.id])
-        self.runner.replied(message)
+        self.scheduler.on_reply(message)
 
     def complete(self, request: Request, status: str = "ok") -> None:
         self.begin(request)
@@ -125,28 +120,28 @@ async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
     made = Stage(log)
     yield made
     made.gate.set()
-    await made.runner.finish()
+    await made.scheduler.finish()
     await made.bridge.close()
     await log.close()
 
 
 async def test_one_at_a_time(stage: Stage) -> None:
     """The next request is sent when the kernel is done with the one before."""
-    first = await stage.runner.submit(Code(code="a"))
-    second = await stage.runner.submit(Code(code="b"))
+    first = await stage.scheduler.submit(Code(code="a"))
+    second = await stage.scheduler.submit(Code(code="b"))
     assert stage.sent == ["a"]
     stage.complete(first)
     assert await ended(first) == "ok"
     assert stage.sent == ["a", "b"]
     stage.complete(second, "error")
     assert await ended(second) == "error"
-    assert not stage.runner.is_busy and stage.broker.stats().active_requests == 0
+    assert not stage.scheduler.is_busy and stage.broker.stats().active_requests == 0
 
 
 @pytest.mark.parametrize("first", ["idle", "reply"])
 async def test_done_when_both_have_come(stage: Stage, first: str) -> None:
     """Neither idle nor reply alone ends a request, in whichever order they come."""
-    request = await stage.runner.submit(Code(code="a"))
+    request = await stage.scheduler.submit(Code(code="a"))
     stage.begin(request)
     (stage.idle if first == "idle" else stage.reply)(request)
     await stage.bridge.flush()
@@ -157,10 +152,10 @@ async def test_done_when_both_have_come(stage: Stage, first: str) -> None:
 
 async def test_told_after_it_is_committed(stage: Stage) -> None:
     """Whoever waits for a request is told when the record of its end is stored, not before."""
-    request = await stage.runner.submit(Code(code="a"))
+    request = await stage.scheduler.submit(Code(code="a"))
     stage.gate.clear()
     stage.complete(request)
-    await until(lambda: not stage.runner.is_busy)
+    await until(lambda: not stage.scheduler.is_busy)
     assert not request.closed.done()
     stage.gate.set()
     assert await ended(request) == "ok"
@@ -170,11 +165,11 @@ async def test_told_after_it_is_committed(stage: Stage) -> None:
 
 async def test_running_request_outlives_cleanup(stage: Stage) -> None:
     """A request that is running is not taken for closed when the broker cleans up."""
-    request = await stage.runner.submit(Code(code="a"))
+    request = await stage.scheduler.submit(Code(code="a"))
     stage.begin(request)
     for _ in range(5):
         stage.now_s += 100
-        stage.runner.touch()
+        stage.scheduler.touch()
         stage.broker.cleanup()
     stage.reply(request)
     stage.idle(request)
@@ -183,8 +178,8 @@ async def test_running_request_outlives_cleanup(stage: Stage) -> None:
 
 async def test_stale_request_is_closed_and_its_kernel_may_come_back(stage: Stage) -> None:
     """A request that the broker gives up is closed as stale; the queue goes on when the kernel is done after all."""
-    request = await stage.runner.submit(Code(code="a"))
-    behind = await stage.runner.submit(Code(code="b"))
+    request = await stage.scheduler.submit(Code(code="a"))
+    behind = await stage.scheduler.submit(Code(code="b"))
     stage.begin(request)
     stage.now_s += 301
     stage.broker.cleanup()
@@ -202,7 +197,7 @@ async def test_stale_request_is_closed_and_its_kernel_may_come_back(stage: Stage
 async def test_half_an_answer(stage: Stage, which: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """If only one of idle and reply comes, the request ends after a while; but not while messages wait unheard."""
     monkeypatch.setattr(module, "SETTLE_S", 0.05)
-    request = await stage.runner.submit(Code(code="a"))
+    request = await stage.scheduler.submit(Code(code="a"))
     stage.is_behind = True
     stage.begin(request)
     (stage.idle if which == "idle" else stage.reply)(request)
@@ -213,23 +208,23 @@ async def test_half_an_answer(stage: Stage, which: str, monkeypatch: pytest.Monk
     stage.is_behind = False
     assert await ended(request) == "ok"
     assert events(await stage.records(), "request_closed")[0]["reason"].startswith("the kernel")
-    assert not stage.runner.is_busy
+    assert not stage.scheduler.is_busy
 
 
 async def test_queue_has_a_limit(stage: Stage) -> None:
     """More requests than may wait are refused, and those are nowhere in the topic."""
     for _ in range(4):
-        await stage.runner.submit(Code(code="a"))
+        await stage.scheduler.submit(Code(code="a"))
     with pytest.raises(TooManyRequests):
-        await stage.runner.submit(Code(code="too many"))
+        await stage.scheduler.submit(Code(code="too many"))
     assert len(events(await stage.records(), "request_queued")) == 4
 
 
 async def test_cancel_before_it_has_begun(stage: Stage) -> None:
     """The interrupt of a request that was sent waits until the kernel has begun with it, and comes once."""
-    request = await stage.runner.submit(Code(code="a"))
-    behind = await stage.runner.submit(Code(code="b"))
-    stage.runner.cancel(request.id)
+    request = await stage.scheduler.submit(Code(code="a"))
+    behind = await stage.scheduler.submit(Code(code="b"))
+    stage.scheduler.cancel(request.id)
     assert await ended(request) == "cancelled"
     assert stage.interrupts == 0
     stage.begin(request)
@@ -241,7 +236,7 @@ async def test_cancel_before_it_has_begun(stage: Stage) -> None:
     assert await ended(behind) == "ok"
     assert stage.interrupts == 1
     with pytest.raises(ExecutionNotFound):
-        stage.runner.cancel(request.id)
+        stage.scheduler.cancel(request.id)
 
 
 async def test_interrupt_of_a_kernel_that_does_not_say_that_it_began(
@@ -249,32 +244,32 @@ async def test_interrupt_of_a_kernel_that_does_not_say_that_it_began(
 ) -> None:
     """A kernel that never echoes what it runs is interrupted all the same."""
     monkeypatch.setattr(module, "BEGIN_WITHIN_S", 0.05)
-    request = await stage.runner.submit(Code(code="a"))
-    stage.runner.cancel(request.id)
+    request = await stage.scheduler.submit(Code(code="a"))
+    stage.scheduler.cancel(request.id)
     await until(lambda: stage.interrupts == 1)
 
 
 async def test_late_reply_does_not_close_again(stage: Stage) -> None:
     """A request has one end: what comes after it changes nothing."""
-    request = await stage.runner.submit(Code(code="a", timeout_s=0))
+    request = await stage.scheduler.submit(Code(code="a", timeout_s=0))
     assert await ended(request) == "timeout"
     stage.complete(request)
-    await until(lambda: not stage.runner.is_busy)
+    await until(lambda: not stage.scheduler.is_busy)
     assert await stage.statuses() == {request.id: ["timeout"]}
 
 
 async def test_whoever_submitted_goes_away(stage: Stage) -> None:
     """A submit that is cancelled meanwhile leaves a request that runs, ends, and that recovery would find."""
     stage.gate.clear()
-    submitting = asyncio.create_task(stage.runner.submit(Code(code="a")))
-    await until(lambda: stage.runner.queued == 1)
+    submitting = asyncio.create_task(stage.scheduler.submit(Code(code="a")))
+    await until(lambda: stage.scheduler.queued == 1)
     submitting.cancel()
     await asyncio.wait({submitting})
     stage.gate.set()
-    second = await stage.runner.submit(Code(code="b"))
+    second = await stage.scheduler.submit(Code(code="b"))
     await stage.bridge.flush()
     assert [one.code for one in await open_requests(stage.log, TOPIC)] == ["a", "b"]
-    request = stage.runner.active
+    request = stage.scheduler.active
     assert request is not None and request.offset == 0
     stage.complete(request)
     assert await ended(request) == "ok"
@@ -286,9 +281,9 @@ async def test_whoever_submitted_goes_away(stage: Stage) -> None:
 async def test_a_request_is_sent_when_it_is_committed(stage: Stage) -> None:
     """Not before: a caller whose request was refused may retry, and the code must not run twice."""
     stage.gate.clear()
-    submitting = asyncio.create_task(stage.runner.submit(Code(code="a")))
+    submitting = asyncio.create_task(stage.scheduler.submit(Code(code="a")))
     await until(lambda: stage.attempts == 1)
-    assert stage.sent == [] and stage.runner.queued == 1
+    assert stage.sent == [] and stage.scheduler.queued == 1
     stage.gate.set()
     await submitting
     assert stage.sent == ["a"]
@@ -300,11 +295,11 @@ async def test_a_log_that_cannot_store_refuses_a_request_at_once(stage: Stage) -
     stage.is_full = True
     for code in ("a", "b"):
         with pytest.raises(LogUnavailable, match="no space"):
-            await asyncio.wait_for(stage.runner.submit(Code(code=code)), 5)
-    assert stage.runner.queued == 0 and not stage.runner.is_busy
+            await asyncio.wait_for(stage.scheduler.submit(Code(code=code)), 5)
+    assert stage.scheduler.queued == 0 and not stage.scheduler.is_busy
     stage.is_full = False
     await stage.bridge.flush()
-    request = await stage.runner.submit(Code(code="c"))
+    request = await stage.scheduler.submit(Code(code="c"))
     assert stage.sent == ["c"]
     stage.complete(request)
     assert await ended(request) == "ok"
@@ -315,11 +310,11 @@ async def test_a_log_that_cannot_store_refuses_a_request_at_once(stage: Stage) -
 
 async def test_a_request_that_was_refused_holds_up_no_other(stage: Stage) -> None:
     """One of lower priority that is committed already is sent when the first in line is withdrawn."""
-    first = await stage.runner.submit(Code(code="first"))
-    behind = await stage.runner.submit(Code(code="behind"))
+    first = await stage.scheduler.submit(Code(code="first"))
+    behind = await stage.scheduler.submit(Code(code="behind"))
     stage.gate.clear()
-    urgent = asyncio.create_task(stage.runner.submit(Code(code="urgent", priority=1)))
-    await until(lambda: stage.runner.queued == 2)
+    urgent = asyncio.create_task(stage.scheduler.submit(Code(code="urgent", priority=1)))
+    await until(lambda: stage.scheduler.queued == 2)
     stage.complete(first)
     assert stage.sent == ["first"]
     stage.is_full = True
@@ -334,10 +329,10 @@ async def test_a_request_that_was_refused_holds_up_no_other(stage: Stage) -> Non
 
 async def test_end_all_closes_each_once(stage: Stage) -> None:
     """The end of the kernel closes the running request and all that wait, once each."""
-    requests = [await stage.runner.submit(Code(code=str(n))) for n in range(4)]
+    requests = [await stage.scheduler.submit(Code(code=str(n))) for n in range(4)]
     stage.begin(requests[0])
-    stage.runner.end_all(module.ExecutionStatus.DIED, "it died")
-    stage.runner.end_all(module.ExecutionStatus.ABORTED, "again")
+    stage.scheduler.close_all(module.ExecutionStatus.DIED, "it died")
+    stage.scheduler.close_all(module.ExecutionStatus.ABORTED, "again")
     assert {await ended(request) for request in requests} == {"died"}
     assert all(statuses == ["died"] for statuses in (await stage.statuses()).values())
     assert stage.sent == ["0"] and stage.broker.stats().active_requests == 0
@@ -345,22 +340,22 @@ async def test_end_all_closes_each_once(stage: Stage) -> None:
 
 async def test_a_later_server_closes_a_request_with_the_same_fields(stage: Stage) -> None:
     """The record that closes a request has one shape, whether the server that ran it writes it or a later one."""
-    request = await stage.runner.submit(Code(code="a"))
+    request = await stage.scheduler.submit(Code(code="a"))
     stage.complete(request)
     await ended(request)
     [closed] = events(await stage.records(), "request_closed")
-    left = OpenRequest(request_id="r", offset=0, queued_us=1)
-    later = json.loads(closing_draft("k", left, "gone").payload)["content"]
+    left = queued_state(Code(code="a"))
+    later = json.loads(gone_draft("k", left, "gone").payload)["content"]
     assert later.keys() == closed.keys() - {"of", "open_since"}
     assert later["finished_us"] > 0
 
 
 async def test_log_gives_up(stage: Stage) -> None:
     """Where the end of a request cannot be stored, whoever waits for it does not wait for ever."""
-    request = await stage.runner.submit(Code(code="a"))
+    request = await stage.scheduler.submit(Code(code="a"))
     stage.gate.clear()
     stage.complete(request)
-    await until(lambda: not stage.runner.is_busy)
+    await until(lambda: not stage.scheduler.is_busy)
     stage.bridge.abandon()
     assert await ended(request) == "ok"
 
@@ -368,7 +363,7 @@ async def test_log_gives_up(stage: Stage) -> None:
 # What an earlier server left
 
 
-async def left_open(stage: Stage) -> list[OpenRequest]:
+async def left_open(stage: Stage) -> list[RequestState]:
     await stage.bridge.flush()
     return await open_requests(stage.log, TOPIC)
 
@@ -377,14 +372,14 @@ async def test_recovery_finds_all_that_are_open(stage: Stage) -> None:
     """Of many requests, those without an end are found, in their order, with what is known of each."""
     requests = []
     for number in range(40):
-        request = await stage.runner.submit(Code(code=str(number), priority=number % 3, timeout_s=99))
+        request = await stage.scheduler.submit(Code(code=str(number), priority=number % 3, timeout_s=99))
         requests.append(request)
-        if stage.runner.queued == 3:
-            active = stage.runner.active
+        if stage.scheduler.queued == 3:
+            active = stage.scheduler.active
             assert active is not None
             stage.complete(active)
             await ended(active)
-    running = stage.runner.active
+    running = stage.scheduler.active
     assert running is not None
     stage.begin(running)
     found = await left_open(stage)
@@ -396,23 +391,20 @@ async def test_recovery_finds_all_that_are_open(stage: Stage) -> None:
 
 async def successor(stage: Stage) -> Stage:
     """Another server on the same log: the first one is as good as dead."""
-    stage.runner.let_go()
+    stage.scheduler.detach()
     later = Stage(stage.log)
     for one in await left_open(stage):
-        if one.was_sent:
-            later.runner.adopt(one, now_us())
-        else:
-            later.runner.abort(one, "the server ended before it was sent")
+        later.scheduler.adopt(one, now_us())
     return later
 
 
 async def test_adopted_request_ends_with_its_idle(stage: Stage) -> None:
     """A request of an earlier server is done when its idle comes: its reply went to that server."""
-    request = await stage.runner.submit(Code(code="a"))
-    waiting = await stage.runner.submit(Code(code="b"))
+    request = await stage.scheduler.submit(Code(code="a"))
+    waiting = await stage.scheduler.submit(Code(code="b"))
     stage.begin(request)
     later = await successor(stage)
-    adopted = later.runner.find(request.id)
+    adopted = later.scheduler.find(request.id)
     assert adopted is not None
     later.say(adopted, "error", ename="E", evalue="", traceback=[])
     later.idle(adopted)
@@ -424,27 +416,27 @@ async def test_adopted_request_ends_with_its_idle(stage: Stage) -> None:
 async def test_adopted_request_counts_as_long_as_it_ran(stage: Stage) -> None:
     """The metric counts a request that ended while no server was there as REST does: until its idle, not until a
     server came."""
-    request = await stage.runner.submit(Code(code="a"))
+    request = await stage.scheduler.submit(Code(code="a"))
     stage.begin(request)
     idle = stage.message(request, "status", execution_state="idle")
     later = await successor(stage)
     await asyncio.sleep(0.3)
-    adopted = later.runner.find(request.id)
+    adopted = later.scheduler.find(request.id)
     assert adopted is not None and adopted.offset is not None
     later.broker.route_message(idle)
     assert await ended(adopted) == "ok"
     result = await read_execution(stage.log, TOPIC, "k", request.id, adopted.offset)
     assert result.run_us is not None and result.run_us < 300_000
-    assert sum(later.runner.runs.counts) == 1
-    assert later.runner.runs.sum_s == pytest.approx(result.run_us / 1e6)
+    assert sum(later.scheduler.runs.counts) == 1
+    assert later.scheduler.runs.sum_s == pytest.approx(result.run_us / 1e6)
 
 
 async def test_adopted_request_keeps_its_time_limit(stage: Stage) -> None:
     """The time that a request may take goes on counting under the next server."""
-    request = await stage.runner.submit(Code(code="a", timeout_s=0.2))
+    request = await stage.scheduler.submit(Code(code="a", timeout_s=0.2))
     stage.begin(request)
     later = await successor(stage)
-    adopted = later.runner.find(request.id)
+    adopted = later.scheduler.find(request.id)
     assert adopted is not None
     assert await ended(adopted) == "timeout"
     await until(lambda: later.interrupts == 1)
@@ -452,11 +444,11 @@ async def test_adopted_request_keeps_its_time_limit(stage: Stage) -> None:
 
 async def test_adopted_request_whose_end_nobody_heard(stage: Stage) -> None:
     """When the kernel answers something later, what was adopted and not done is closed: nothing waits for ever."""
-    request = await stage.runner.submit(Code(code="a"))
+    request = await stage.scheduler.submit(Code(code="a"))
     stage.begin(request)
     later = await successor(stage)
-    mine = await later.runner.submit(Code(code="mine"))
-    later.runner.settle_adopted()
+    mine = await later.scheduler.submit(Code(code="mine"))
+    later.scheduler.close_unanswered()
     assert later.sent == ["mine"]
     later.complete(mine)
     assert await ended(mine) == "ok"
@@ -465,20 +457,20 @@ async def test_adopted_request_whose_end_nobody_heard(stage: Stage) -> None:
 
 async def test_two_adopted_requests(stage: Stage) -> None:
     """Two requests that were sent, because the end of the first was not stored in time, both end; none leaks."""
-    first = await stage.runner.submit(Code(code="a"))
-    second = await stage.runner.submit(Code(code="b"))
-    stage.runner.let_go()
+    first = await stage.scheduler.submit(Code(code="a"))
+    second = await stage.scheduler.submit(Code(code="b"))
+    stage.scheduler.detach()
     later = Stage(stage.log)
     for one in await left_open(stage):
-        one.sent_us = one.sent_us or 1  # as the spool tells
-        later.runner.adopt(one, now_us())
-    requests = [later.runner.find(one.id) for one in (first, second)]
+        sent = one.apply(RequestEvent(kind=EventKind.SENT, us=1))  # as the spool tells
+        later.scheduler.adopt(sent, now_us())
+    requests = [later.scheduler.find(one.id) for one in (first, second)]
     for request in requests:
         assert request is not None
         later.begin(request)
         later.idle(request)
         assert await ended(request) == "ok"
-    assert later.broker.stats().active_requests == 0 and not later.runner.is_busy
+    assert later.broker.stats().active_requests == 0 and not later.scheduler.is_busy
 
 
 async def test_has_ended(stage: Stage) -> None:

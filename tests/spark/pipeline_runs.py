@@ -14,8 +14,8 @@ from deltalake import DeltaTable
 from himalia.errors import TopicExists
 from himalia.log.api import Batch
 from himalia.record import Draft
-from himalia.spark.delta.tables import TABLES
 from himalia.spark.pipeline.runner import Pipeline, Summary
+from himalia.spark.pipeline.warehouse import TABLES
 from tests.servers import DEADLINE_S, RunningServer
 from tests.spark.traffic import Row, TopicBuilder
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 from deltalake import write_deltalake
 
-from himalia.spark.delta.tables import TABLES
+from himalia.spark.pipeline.warehouse import TABLES
 
 START = datetime(2026, 11, 16, 2, 3, 4, 123456, tzinfo=UTC)
 KERNEL = "2f1c9a07-5a56-4c0c-8f5a-0d9c1f6f7b11"
@@ -31,8 +30,7 @@ _TYPES: dict[str, pa.DataType] = {
 
 def columns_of(name: str) -> dict[str, str]:
     """The columns of a table and their types, as the pipeline declares them."""
-    declared = re.split(r",(?![^<]*>)", TABLES[name].columns)
-    return dict(tuple(one.split()) for one in declared)
+    return {column.name: column.type for column in TABLES[name].columns}
 
 
 def schema_of(name: str) -> pa.Schema:

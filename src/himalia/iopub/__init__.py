@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from himalia.iopub.channels import GlobalSubscriber, RequestChannels
     from himalia.iopub.collector import ExecutionCollector
     from himalia.iopub.listener import IopubThread, start_iopub_thread
-    from himalia.iopub.result import ExecutionResult, ExecutionStatus
+    from himalia.iopub.result import ExecutionResult
     from himalia.iopub.shell import ShellClient, send_execute_request
     from himalia.jupyter.channels import Channel
     from himalia.jupyter.connection_file import ConnectionInfo, read_connection_file
@@ -30,7 +30,7 @@ _MODULES = {
     "ExecutionCollector": "himalia.iopub.collector",
     "ExecutionGuard": "himalia.iopub.broker",
     "ExecutionResult": "himalia.iopub.result",
-    "ExecutionStatus": "himalia.iopub.result",
+    "ExecutionStatus": "himalia.protocol.models",
     "GlobalSubscriber": "himalia.iopub.channels",
     "IopubBroker": "himalia.iopub.broker",
     "IopubThread": "himalia.iopub.listener",

@@ -21,38 +21,32 @@ TOLERANCE_US = 1_000_000
 """How far the kernel's dates may lie outside the log's times: these are taken a moment before or after."""
 
 
-class _Status(msgspec.Struct, gc=False):
-    execution_state: str = ""
-
-
-class _Dated(msgspec.Struct, gc=False):
+class _Header(msgspec.Struct, gc=False):
     date: str = ""
 
 
-_decode_status = msgspec.json.Decoder(_Status).decode
-_decode_dated = msgspec.json.Decoder(_Dated).decode
+_decode_header = msgspec.json.Decoder(_Header).decode
 
 
-class StatusDates:
+def header_date_us(message: KernelMessage) -> int | None:
+    """The date in a message's header; None if there is none that can be read."""
+    try:
+        return parse_ts(_decode_header(message.header).date)
+    except (msgspec.MsgspecError, ValueError, OverflowError):
+        return None
+
+
+class StatusDates(msgspec.Struct, frozen=True, gc=False):
     """The kernel's dates of the first ``busy`` and the first ``idle`` of one request."""
 
-    __slots__ = ("busy_us", "idle_us")
+    busy_us: int | None = None
+    idle_us: int | None = None
 
-    def __init__(self) -> None:
-        self.busy_us: int | None = None
-        self.idle_us: int | None = None
+    def with_busy(self, date_us: int | None) -> StatusDates:
+        return StatusDates(_earlier(self.busy_us, date_us), self.idle_us)
 
-    def add(self, message: KernelMessage) -> None:
-        """Take a ``status`` message of the request; what is not one, or has no date, changes nothing."""
-        try:
-            state = _decode_status(message.content).execution_state
-            date_us = parse_ts(_decode_dated(message.header).date)
-        except (msgspec.MsgspecError, ValueError, OverflowError):
-            return
-        if state == "busy":
-            self.busy_us = date_us if self.busy_us is None else min(self.busy_us, date_us)
-        elif state == "idle":
-            self.idle_us = date_us if self.idle_us is None else min(self.idle_us, date_us)
+    def with_idle(self, date_us: int | None) -> StatusDates:
+        return StatusDates(self.busy_us, _earlier(self.idle_us, date_us))
 
     def run_us(self, asked_us: int | None, started_us: int | None, closed_us: int | None) -> int | None:
         """How long the request ran; None if it never started or is not closed.
@@ -71,6 +65,12 @@ class StatusDates:
         if self.busy_us is None or self.idle_us is None:
             return False
         return earliest_us - TOLERANCE_US <= self.busy_us <= self.idle_us <= latest_us + TOLERANCE_US
+
+
+def _earlier(known_us: int | None, date_us: int | None) -> int | None:
+    if known_us is None or date_us is None:
+        return date_us if known_us is None else known_us
+    return min(known_us, date_us)
 
 
 RUN_BOUNDS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 300.0, 1800.0, 3600.0)

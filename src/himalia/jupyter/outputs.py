@@ -67,7 +67,7 @@ _decode_text = msgspec.json.Decoder(str | list[str]).decode
 _decode_metadata = msgspec.json.Decoder(dict[str, Any] | None).decode
 
 
-class _Text:
+class _StreamOutput:
     """A stream's output under way. Its text stays in parts until someone asks: joining each would be quadratic."""
 
     __slots__ = ("name", "parts")
@@ -82,7 +82,7 @@ class _Text:
         return {"output_type": "stream", "name": self.name, "text": self.parts[0]}
 
 
-class _Shown:
+class _DisplayOutput:
     """An output that is not a stream, and what it counts for."""
 
     __slots__ = ("fields", "size_bytes")
@@ -96,7 +96,7 @@ class _Shown:
         return dict(self.fields)
 
 
-class OutputFold:
+class OutputBuilder:
     """Folds the messages of one request, in their order. It never raises, whatever a message holds.
 
     Streams of one name run together while nothing stands between them; carriage returns and escape sequences
@@ -116,8 +116,8 @@ class OutputFold:
         self._bytes_max = bytes_max
         self._keeps_json = keeps_json
         self._size_bytes = 0
-        self._items: list[_Text | _Shown] = []
-        self._displays: dict[str | int, list[_Shown]] = {}
+        self._items: list[_StreamOutput | _DisplayOutput] = []
+        self._displays: dict[str | int, list[_DisplayOutput]] = {}
         self._clear_first = False
         self._is_full = False
         self._has_error = False
@@ -165,8 +165,8 @@ class OutputFold:
         if self._is_full:
             return
         last = self._items[-1] if self._items else None
-        if not isinstance(last, _Text) or last.name != stream.name:
-            last = _Text(stream.name)
+        if not isinstance(last, _StreamOutput) or last.name != stream.name:
+            last = _StreamOutput(stream.name)
             self._items.append(last)
             self._size_bytes += OUTPUT_BYTES
         self._extend(last, text)
@@ -199,7 +199,7 @@ class OutputFold:
             size_bytes = min(size_bytes, ERROR_BYTES_MAX)
         self._has_error = True
         fields = {"output_type": "error", "ename": ename, "evalue": evalue, "traceback": traceback}
-        self._append(_Shown(fields, size_bytes))
+        self._append(_DisplayOutput(fields, size_bytes))
 
     def _clear_outputs(self, message: KernelMessage) -> None:
         if _decode_clear(message.content).wait:
@@ -209,7 +209,7 @@ class OutputFold:
 
     # The limit
 
-    def _extend(self, item: _Text, text: str) -> None:
+    def _extend(self, item: _StreamOutput, text: str) -> None:
         """Add text, or as much of it as there is room for and the marker."""
         size_bytes = len(text) if text.isascii() else len(text.encode())
         if self._has_room(size_bytes):
@@ -256,8 +256,8 @@ class OutputFold:
         if self._is_full:
             return
         if "execution_count" in fields:
-            fields["execution_count"] = natural(display.execution_count)
-        shown = _Shown(fields, self._fill(fields, display, len(message.content)))
+            fields["execution_count"] = non_negative(display.execution_count)
+        shown = _DisplayOutput(fields, self._fill(fields, display, len(message.content)))
         self._append(shown)
         # Here it holds the marker, for want of room; more of them would only say the same.
         self._is_full = self._size_bytes > self._bytes_max
@@ -274,7 +274,7 @@ class OutputFold:
             kept.append(line)
         return [self._marker(), *reversed(kept)]
 
-    def _append(self, shown: _Shown) -> None:
+    def _append(self, shown: _DisplayOutput) -> None:
         self._items.append(shown)
         self._size_bytes += shown.size_bytes
 
@@ -294,7 +294,7 @@ class OutputFold:
         self._size_bytes = 0
         self._clear_first = self._is_full = self._has_error = self._truncated = False
 
-    _FOLDS: ClassVar[dict[str, Callable[[OutputFold, KernelMessage], None]]] = {
+    _FOLDS: ClassVar[dict[str, Callable[[OutputBuilder, KernelMessage], None]]] = {
         "stream": _add_stream,
         "display_data": _add_display,
         "execute_result": _add_result,
@@ -304,6 +304,6 @@ class OutputFold:
     }
 
 
-def natural(count: int | None) -> int | None:
+def non_negative(count: int | None) -> int | None:
     """An execution count as nbformat has it, which knows none below zero."""
     return count if count is not None and count >= 0 else None

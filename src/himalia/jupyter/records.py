@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from base64 import b64encode
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any
 from uuid import UUID, uuid4, uuid5
 
 import msgspec
@@ -143,28 +143,6 @@ def event_draft(
         "content": {"event": event, **data},
     }
     return Draft(msg_id, _encoded(envelope), _encode(headers))
-
-
-class Ended(Protocol):
-    """What is known of a request when it is closed, by the server that ran it or by a later one."""
-
-    execution_count: int | None
-    queued_us: int
-    sent_us: int | None
-    started_us: int | None
-
-
-def closing_data(request: Ended, status: str, reason: str) -> dict[str, Any]:
-    """What ``request_closed`` says, whoever closes the request."""
-    return {
-        "status": str(status),
-        "reason": reason,
-        "execution_count": request.execution_count,
-        "queued_us": request.queued_us,
-        "sent_us": request.sent_us,
-        "started_us": request.started_us,
-        "finished_us": now_us(),
-    }
 
 
 def too_large_draft(kernel_id: str, fault: Fault, limit: int) -> Draft:

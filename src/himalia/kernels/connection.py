@@ -19,7 +19,7 @@ from himalia.jupyter.wire import NOT_ON_IOPUB, Fault, FaultKind, KernelMessage, 
 from himalia.keeper.kernel_process import KernelProcess
 from himalia.keeper.spool_consumer import Bookmark, Intake, SpoolFeed
 from himalia.kernels.context import Parts
-from himalia.kernels.scheduler import Runner
+from himalia.kernels.scheduler import RequestScheduler
 from himalia.kernels.topic_writer import Bridge
 
 
@@ -28,7 +28,7 @@ class Owner(Protocol):
 
     broker: IopubBroker
     bridge: Bridge
-    runner: Runner
+    scheduler: RequestScheduler
     bookmark: Bookmark
 
     def received(self, port: ShellPort, message: KernelMessage) -> None:
@@ -74,7 +74,7 @@ class Link:
         self._iopub.add(self._feed)
         self.shell = ShellClient(connection, self._shell_wire, parts.context, owner.received)
         self.heartbeat = Heartbeat(
-            connection, parts.context, parts.settings.kernel_heartbeat_s, owner.beating, owner.runner.touch
+            connection, parts.context, parts.settings.kernel_heartbeat_s, owner.beating, owner.scheduler.touch
         )
 
     def _intake_of(self, owner: Owner, process: KernelProcess) -> Intake:

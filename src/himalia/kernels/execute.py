@@ -39,6 +39,6 @@ async def execute_code(
         await asyncio.shield(request.closed)
     except asyncio.CancelledError:
         if not request.closed.done():
-            kernel.runner.cancel(request.id)
+            kernel.scheduler.cancel(request.id)
         raise
     return await read_execution(kernel.log, kernel.topic, kernel.id, request.id, request.offset)

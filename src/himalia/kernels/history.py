@@ -1,7 +1,7 @@
-"""Executions read back from the log, which alone tells the whole story.
+"""Executions read back from the log, the only place where requests and their output are kept.
 
-Nothing of a request lives anywhere else, so that a result can be asked for while it grows, after the server was
-restarted, and any number of times while the log keeps its records.
+A result can be read while the request runs, after a restart of the server, and any number of times while the log
+keeps its records.
 """
 
 from __future__ import annotations
@@ -9,15 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, ClassVar
-
-import msgspec
+from typing import Any
 
 from himalia.errors import EpochChanged
-from himalia.iopub.result import ExecutionError, ExecutionResult, ExecutionStatus
-from himalia.jupyter.channels import Channel
-from himalia.jupyter.duration import StatusDates
-from himalia.jupyter.outputs import BYTES_MAX, OutputFold, natural
+from himalia.iopub.result import ExecutionError, ExecutionResult
+from himalia.jupyter.lifecycle import ENDINGS, RequestOrigin, RequestStage, RequestState
+from himalia.jupyter.outputs import BYTES_MAX, OutputBuilder, non_negative
 from himalia.jupyter.records import (
     EVENT_CHANNEL,
     KernelEvent,
@@ -26,29 +23,30 @@ from himalia.jupyter.records import (
     message_of,
     stored_id,
 )
+from himalia.jupyter.request_events import (
+    EXECUTE_REQUEST,
+    IOPUB_CHANNELS,
+    UNREADABLE,
+    event_of_message,
+    int_or_none,
+    text_or_none,
+)
 from himalia.jupyter.wire import KernelMessage
 from himalia.log.api import Chunk, Log
 from himalia.record import Record
 
 CHUNK_RECORDS = 1000
 CHUNK_BYTES = 1 << 20
-FOLDED_AT_ONCE_BYTES = 64 << 10
+DECODED_ON_LOOP_BYTES = 64 << 10
+"""A larger chunk is decoded in a thread."""
 WINDOW_MIN = 250
-"""Records looked at first in a search back from the end; each further window is twice as large, up to a chunk's
-fourfold, so that what is near costs little and what is far few reads."""
+"""Records in the first window of a search back from the end. Each further window is twice as large, up to a chunk's
+fourfold, so that a recent record costs little and an old one few reads."""
 WINDOW_MAX = 4 * CHUNK_RECORDS
 
 
-class _Counted(msgspec.Struct, gc=False):
-    execution_count: Any = None
-
-
-_decode_counted = msgspec.json.Decoder(_Counted).decode
-_IOPUB_CHANNELS = frozenset(str(channel) for channel in Channel)
-
-
-class ExecutionFold:
-    """Folds the records of a kernel's topic, in their order, into the result of one request.
+class ExecutionBuilder:
+    """Builds the result of one request from the records of its kernel's topic, in their order.
 
     Records of other requests are recognised by their headers; their payloads are not decoded. It never raises,
     whatever a kernel wrote.
@@ -63,190 +61,128 @@ class ExecutionFold:
         bytes_max: int = BYTES_MAX,
         keeps_json: bool = False,
     ) -> None:
-        """``keeps_json`` as in ``OutputFold``."""
+        """``keeps_json`` as in ``OutputBuilder``."""
         self.request_id = request_id
         self._kernel_id = kernel_id
         self._topic = topic
         self._record_id = stored_id(request_id)
-        self._fold = OutputFold(bytes_max=bytes_max, keeps_json=keeps_json)
+        # The caller knows that there is such a request: it stays open until its server closes it, also where the
+        # record of its queueing is no longer kept.
+        self._state = RequestState(
+            request_id=request_id, stage=RequestStage.QUEUED, origin=RequestOrigin.QUEUED, awaits_reply=True
+        )
+        self._outputs = OutputBuilder(bytes_max=bytes_max, keeps_json=keeps_json)
+        self._error: ExecutionError | None = None
         self._counts: Counter[str] = Counter()
         self._offset: int | None = None
         self._end = 0
-        self._code: str | None = None
-        self._caller = ""
-        self._execution_count: int | None = None
-        self._error: ExecutionError | None = None
-        self._queued_us: int | None = None
-        self._sent_us: int | None = None
-        self._started_us: int | None = None
-        self._dates = StatusDates()
-        # What request_closed says; it is never empty, so it also tells whether there was one.
-        self._closed: dict[str, Any] | None = None
-        self._closed_us = 0
         self._dropped = 0
         self._malformed = 0
-        self._missed = False
+        self._is_incomplete = False
 
     @property
     def is_closed(self) -> bool:
-        """Whether the record that closes the request has come: what comes after it is late."""
-        return self._closed is not None
+        """Whether the record that closes the request was added: what comes after it is late."""
+        return self._state.is_closed
 
     def add(self, record: Record) -> None:
-        """Take the next record of the topic, whosever it is."""
+        """Apply the topic's next record; records of other requests change nothing."""
         headers = headers_of(record)
-        is_own = headers.parent_id == self.request_id
-        if headers.channel == EVENT_CHANNEL:
-            # Events of the kernel itself concern whoever runs at the time.
-            if is_own or (not headers.parent_id and self._end):
-                self._add_event(record, headers, is_own=is_own)
-        elif is_own:
+        is_event = headers.channel == EVENT_CHANNEL
+        if headers.parent_id == self.request_id:
+            (self._add_own_event if is_event else self._add_message)(record, headers)
+        elif is_event:
+            # Events of the kernel itself concern the requests that are open at the time.
+            if not headers.parent_id and self._end:
+                self._add_kernel_event(record, headers)
+        elif record.id == self._record_id and headers.msg_type == EXECUTE_REQUEST:
+            self._begin(record)
             self._add_message(record, headers)
-        elif record.id == self._record_id and headers.msg_type == "execute_request":
-            self._add_request(record, headers)
 
-    def miss(self) -> None:
+    def mark_incomplete(self) -> None:
         """Records that would have come next are no longer kept."""
-        self._missed = True
+        self._is_incomplete = True
 
     def result(self) -> ExecutionResult:
-        """The request as far as it was read."""
-        closed = self._closed or {}
+        """The result as far as records were added."""
+        summary = self._state.summary()
         return ExecutionResult(
             request_id=self.request_id,
             kernel_id=self._kernel_id,
             topic=self._topic,
-            status=self._status(),
-            reason=_text(closed, "reason") or "",
-            execution_count=natural(self._execution_count),
-            code=self._code or "",
-            caller=self._caller,
-            outputs=self._fold.outputs,
+            status=summary.status,
+            reason=summary.reason,
+            execution_count=non_negative(summary.execution_count),
+            code=summary.code,
+            caller=summary.caller,
+            outputs=self._outputs.outputs,
             error=self._error,
-            queued_us=_number(closed, "queued_us") or self._queued_us,
-            sent_us=_number(closed, "sent_us") or self._sent_us,
-            started_us=_number(closed, "started_us") or self._started_us,
-            finished_us=_number(closed, "finished_us") or self._closed_us or None,
-            run_us=self._dates.run_us(
-                self._queued_us or self._sent_us, self._started_us, self._closed_us or None
-            ),
+            queued_us=summary.queued_us,
+            sent_us=summary.sent_us,
+            started_us=summary.started_us,
+            finished_us=summary.finished_us,
+            run_us=summary.run_us,
             counts=dict(self._counts),
             offset=self._offset,
             end=self._end,
-            truncated=self._fold.truncated or self._missed,
+            truncated=self._outputs.truncated or self._is_incomplete,
             dropped=self._dropped,
-            malformed=self._malformed + self._fold.malformed,
+            malformed=self._malformed + self._outputs.malformed,
         )
 
-    def _status(self) -> ExecutionStatus:
-        """Only the record that closes it ends a request: an idle or a reply alone may have more behind it."""
-        if self._closed is None:
-            return ExecutionStatus.RUNNING
-        try:
-            status = ExecutionStatus(_text(self._closed, "status") or "")
-        except ValueError:
-            return ExecutionStatus.ERROR
-        return status if status.is_final else ExecutionStatus.ERROR
-
-    def _add_request(self, record: Record, headers: RecordHeaders) -> None:
-        message = self._message(record, headers)
-        if message is not None:
-            self._begin(record, message.decoded_content())
-        if self._queued_us is None:
-            # Where nothing says when it was queued, it was when it was written down.
-            self._queued_us = record.ts_us
-        elif self._sent_us is None:
-            self._sent_us = record.ts_us
-
-    def _begin(self, record: Record, content: dict[str, Any]) -> None:
-        """The first of the records that say what is asked: if any are missing, they lie before the request."""
+    def _begin(self, record: Record) -> None:
+        """Note the first record that makes the request known: records missing before it are not the request's."""
         if self._offset is None:
             self._offset = record.offset
-            self._missed = False
-            self._code = _text(content, "code") or self._code
+            self._is_incomplete = False
 
     def _add_message(self, record: Record, headers: RecordHeaders) -> None:
-        message = self._message(record, headers)
-        if message is None:
-            return
-        self._fold.add(message)
-        read = self._READS.get(message.msg_type)
-        if read is not None:
-            read(self, message)
-
-    def _message(self, record: Record, headers: RecordHeaders) -> KernelMessage | None:
-        """The message of a record of this request, which is counted."""
         self._end = record.offset + 1
         self._counts[headers.channel] += 1
-        message = _decoded(record, headers)
+        message = _decode(record, headers)
         if message is None:
             self._malformed += 1
-        return message
+            return
+        self._outputs.add(message)
+        self._read_error(message)
+        self._apply(message, headers.channel)
 
-    def _add_event(self, record: Record, headers: RecordHeaders, *, is_own: bool) -> None:
+    def _add_own_event(self, record: Record, headers: RecordHeaders) -> None:
+        self._end = record.offset + 1
+        message = _decode(record, headers)
+        content = message.decoded_content() if message is not None else {}
+        event = content.get("event")
+        if event == KernelEvent.GAP:
+            self._dropped += int_or_none(content.get("count")) or 1
+        elif message is not None and not self.is_closed:
+            self._dropped += event == KernelEvent.MESSAGE_TOO_LARGE
+            if event == KernelEvent.REQUEST_QUEUED:
+                self._begin(record)
+            self._apply(message, headers.channel)
+
+    def _add_kernel_event(self, record: Record, headers: RecordHeaders) -> None:
         content = _event_content(record, headers)
         event = content.get("event")
-        if is_own:
-            self._end = record.offset + 1
         if event == KernelEvent.GAP:
-            self._dropped += _number(content, "count") or 1
-        elif is_own and self._closed is None:
-            self._add_own_event(record, event, content)
+            self._dropped += int_or_none(content.get("count")) or 1
+        elif isinstance(event, str) and event in ENDINGS:
+            self._state = self._state.end(
+                ENDINGS[event], record.ts_us, text_or_none(content.get("reason")) or ""
+            )
 
-    def _add_own_event(self, record: Record, event: Any, content: dict[str, Any]) -> None:
-        if event == KernelEvent.MESSAGE_TOO_LARGE:
-            self._dropped += 1
-        elif event == KernelEvent.REQUEST_QUEUED:
-            self._begin(record, content)
-            self._queued_us = _number(content, "queued_us") or record.ts_us
-            self._caller = _text(content, "caller") or ""
-        elif event == KernelEvent.REQUEST_CLOSED:
-            self._closed, self._closed_us = content, record.ts_us
-            self._read_count(content)
-
-    # What the messages of a request say of it beside their outputs
-
-    def _read_status(self, message: KernelMessage) -> None:
-        if self._closed is not None:
-            return
-        self._dates.add(message)
-        if self._started_us is None and message.decoded_content().get("execution_state") == "busy":
-            self._started_us = message.received_us
-
-    def _read_input(self, message: KernelMessage) -> None:
-        content = message.decoded_content()
-        if self._code is None:
-            self._code = _text(content, "code")
-        self._read_count(content)
-
-    def _read_result(self, message: KernelMessage) -> None:
-        try:
-            count = _decode_counted(message.content).execution_count
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return
-        self._read_count({"execution_count": count})
+    def _apply(self, message: KernelMessage, channel: str) -> None:
+        event = event_of_message(message, channel)
+        if event is not None and event.request_id == self.request_id:
+            self._state = self._state.apply(event)
 
     def _read_error(self, message: KernelMessage) -> None:
-        self._error = _error_of(message.decoded_content()) or self._error
-
-    def _read_reply(self, message: KernelMessage) -> None:
-        content = message.decoded_content()
-        self._read_count(content)
-        if content.get("status") == "error" and self._error is None:
-            self._error = _error_of(content)
-
-    def _read_count(self, content: dict[str, Any]) -> None:
-        count = _number(content, "execution_count")
-        if count is not None:
-            self._execution_count = count
-
-    _READS: ClassVar[dict[str, Callable[[ExecutionFold, KernelMessage], None]]] = {
-        "status": _read_status,
-        "execute_input": _read_input,
-        "execute_result": _read_result,
-        "error": _read_error,
-        "execute_reply": _read_reply,
-    }
+        """What the code raised: as published or, for a request that publishes nothing, as in its reply."""
+        if message.msg_type == "error":
+            self._error = _error_of(message.decoded_content()) or self._error
+        elif message.msg_type == "execute_reply" and self._error is None:
+            content = message.decoded_content()
+            if content.get("status") == "error":
+                self._error = _error_of(content)
 
 
 async def read_execution(
@@ -270,20 +206,20 @@ async def read_execution(
     Reads chunk by chunk, only what lies between ``start`` and the close, and gives way to the event loop
     between chunks. Raises ``TopicNotFound``; ``EpochChanged`` if the topic was replaced meanwhile.
     """
-    fold = ExecutionFold(
+    builder = ExecutionBuilder(
         request_id, kernel_id=kernel_id, topic=topic, bytes_max=bytes_max, keeps_json=keeps_json
     )
     info = await log.info(topic)
     while start < info.end:
         chunk = await _read(log, topic, start, CHUNK_RECORDS, info.epoch)
         if chunk.first > start:
-            fold.miss()
-        if sum(len(record.payload) for record in chunk.records) > FOLDED_AT_ONCE_BYTES:
+            builder.mark_incomplete()
+        if sum(len(record.payload) for record in chunk.records) > DECODED_ON_LOOP_BYTES:
             # Decoding so much takes a while: not on the event loop. One chunk at a time, so by one thread at a time.
-            start = await asyncio.to_thread(_add_chunk, fold, chunk, info.end, late=late)
+            start = await asyncio.to_thread(_add_chunk, builder, chunk, info.end, late=late)
         else:
-            start = _add_chunk(fold, chunk, info.end, late=late)
-    return fold.result()
+            start = _add_chunk(builder, chunk, info.end, late=late)
+    return builder.result()
 
 
 async def find_request(log: Log, topic: str, request_id: str) -> int | None:
@@ -310,16 +246,16 @@ async def find_request(log: Log, topic: str, request_id: str) -> int | None:
 
 async def last_iopub(log: Log, topic: str) -> Record | None:
     """The newest message of IOPub in a kernel's topic, searched like a request."""
-    return await _newest(log, topic, lambda record: headers_of(record).channel in _IOPUB_CHANNELS)
+    return await _newest(log, topic, lambda record: headers_of(record).channel in IOPUB_CHANNELS)
 
 
-def _add_chunk(fold: ExecutionFold, chunk: Chunk, end: int, *, late: bool) -> int:
-    """Fold a chunk; returns where to read on, which is ``end`` when there is no need to."""
+def _add_chunk(builder: ExecutionBuilder, chunk: Chunk, end: int, *, late: bool) -> int:
+    """Add a chunk; returns where to read on, which is ``end`` when there is no need to."""
     for record in chunk.records:
         if record.offset >= end:
             return end
-        fold.add(record)
-        if fold.is_closed and not late:
+        builder.add(record)
+        if builder.is_closed and not late:
             return end
     return chunk.records[-1].offset + 1 if chunk.records else end
 
@@ -362,37 +298,27 @@ async def _read(log: Log, topic: str, start: int, limit: int, epoch: str) -> Chu
     return chunk
 
 
-def _decoded(record: Record, headers: RecordHeaders) -> KernelMessage | None:
+def _decode(record: Record, headers: RecordHeaders) -> KernelMessage | None:
     """The record's message; ``None`` for a payload that is none, which nothing of ours writes."""
     try:
         return message_of(record, headers)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return None
 
 
 def _event_content(record: Record, headers: RecordHeaders) -> dict[str, Any]:
-    message = _decoded(record, headers)
+    message = _decode(record, headers)
     return message.decoded_content() if message is not None else {}
 
 
 def _error_of(content: dict[str, Any]) -> ExecutionError | None:
-    traceback = content.get("traceback")
-    if not isinstance(content.get("ename"), str):
+    ename, traceback = text_or_none(content.get("ename")), content.get("traceback")
+    if ename is None:
         return None
     return ExecutionError(
-        ename=content["ename"],
-        evalue=_text(content, "evalue") or "",
+        ename=ename,
+        evalue=text_or_none(content.get("evalue")) or "",
         traceback=[line for line in traceback if isinstance(line, str)]
         if isinstance(traceback, list)
         else [],
     )
-
-
-def _text(content: dict[str, Any], key: str) -> str | None:
-    value = content.get(key)
-    return value if isinstance(value, str) else None
-
-
-def _number(content: dict[str, Any], key: str) -> int | None:
-    value = content.get(key)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None

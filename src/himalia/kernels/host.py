@@ -8,7 +8,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 from uuid import NAMESPACE_URL, uuid4, uuid5
@@ -29,7 +29,9 @@ from himalia.errors import (
 from himalia.iopub.listener import IopubThread
 from himalia.iopub.result import ExecutionResult
 from himalia.jupyter.connection_file import find_connection_file, read_connection_file
+from himalia.jupyter.lifecycle import RequestState
 from himalia.jupyter.records import KernelEvent, event_draft
+from himalia.jupyter.request_events import EventKind, RequestEvent
 from himalia.jupyter.wire import Wire
 from himalia.keeper.client import KeeperGone, found_keepers
 from himalia.keeper.kernel_process import KernelProcess
@@ -42,10 +44,9 @@ from himalia.kernels.kernel import Kernel
 from himalia.kernels.model import HostListener
 from himalia.kernels.recovery import (
     Leftovers,
-    OpenRequest,
     bookmark_in,
     open_requests,
-    parents_in,
+    spooled_parent_ids,
 )
 from himalia.local_server import make_private, runtime_directory
 from himalia.log import sqlite_path
@@ -261,11 +262,11 @@ class KernelHost:
     ) -> ExecutionResult:
         """What became of a request, from the log: also while it runs, and after its kernel is gone.
 
-        ``keeps_json`` for a result that is only to be encoded: see ``OutputFold``.
+        ``keeps_json`` for a result that is only to be encoded: see ``OutputBuilder``.
         """
         log, topic = self._manager.log, KERNEL_TOPIC_PREFIX + kernel_id
         kernel = self.kernels.get(kernel_id)
-        start = kernel.runner.offset_of(request_id) if kernel is not None else None
+        start = kernel.scheduler.offset_of(request_id) if kernel is not None else None
         try:
             if start is None:
                 start = await find_request(log, topic, request_id)
@@ -310,20 +311,19 @@ class KernelHost:
             found = await open_requests(log, topic)
         except TopicNotFound:
             bookmark, found = Bookmark(), []
-        await self._mark_sent(process, found)
+        found = await self._mark_sent(process, found)
         await kernel.resume(process.connection, bookmark, found)
         logger.info("attached to kernel %s again, %d requests open", kernel.id, len(found))
 
-    async def _mark_sent(self, process: KernelProcess, found: Sequence[OpenRequest]) -> None:
-        """What the spool has heard of was sent, whatever the log says: the server may have ended in between."""
+    async def _mark_sent(self, process: KernelProcess, found: list[RequestState]) -> list[RequestState]:
+        """Requests that the spool mentions were sent, whatever the log says: the server may have ended in between."""
         if all(request.was_sent for request in found):
-            return
+            return found
         connection = process.connection
         wire = Wire(connection.key.encode(), scheme=connection.signature_scheme)
-        parents = await asyncio.to_thread(parents_in, process.read_spool(-1), wire)
-        for request in found:
-            if request.request_id in parents:
-                request.sent_us = request.sent_us or now_us()
+        parents = await asyncio.to_thread(spooled_parent_ids, process.read_spool(-1), wire)
+        sent = RequestEvent(kind=EventKind.SENT, us=now_us())
+        return [request.apply(sent) if request.request_id in parents else request for request in found]
 
     async def _attach_anew(self, attached: Attached, owner: str | None, within_s: float) -> Kernel:
         kernel = await self._attach(attached, KernelEvent.ATTACHED, owner, within_s)

@@ -13,9 +13,9 @@ import msgspec
 
 from himalia.errors import HimaliaError, KernelFailed, KernelUnavailable, LogUnavailable, TopicExists
 from himalia.iopub.broker import BrokerConfig, BrokerStats, IopubBroker
-from himalia.iopub.result import ExecutionStatus
 from himalia.iopub.shell import Asked, ShellPort
 from himalia.jupyter.connection_file import ConnectionInfo
+from himalia.jupyter.lifecycle import RequestState
 from himalia.jupyter.records import (
     DISK_WAS_FULL,
     KernelEvent,
@@ -32,11 +32,11 @@ from himalia.keeper.spool_consumer import SPOOL_WAS_FULL, Bookmark
 from himalia.kernels.connection import Link
 from himalia.kernels.context import Parts
 from himalia.kernels.model import KernelListener, KernelModel, KernelState
-from himalia.kernels.recovery import OpenRequest
 from himalia.kernels.request import Code, Request
-from himalia.kernels.scheduler import Runner
+from himalia.kernels.scheduler import RequestScheduler
 from himalia.kernels.topic_writer import Bridge
 from himalia.log.api import Log
+from himalia.protocol.models import ExecutionStatus
 from himalia.record import Draft, now_us
 from himalia.topics import KERNEL_TOPIC_PREFIX
 
@@ -119,14 +119,8 @@ class Kernel:
         # The bridge first: a request hears of its idle only after that is on its way to the log.
         self.broker.add_global_subscriber(self.bridge)
         self.broker.add_global_subscriber(self)
-        self.runner = Runner(
-            self.broker,
-            self.bridge,
-            queue_max=settings.kernel_queue_max,
-            send=self._send,
-            interrupt=self._interrupt_quietly,
-            is_behind=self._is_behind,
-            tracing=parts.tracing,
+        self.scheduler = RequestScheduler(
+            self.broker, self.bridge, self, queue_max=settings.kernel_queue_max, tracing=parts.tracing
         )
         self._link: Link | None = None
         # Of the links before this one.
@@ -166,7 +160,7 @@ class Kernel:
 
     @property
     def is_busy(self) -> bool:
-        return self.state is not KernelState.IDLE or self.runner.is_busy
+        return self.state is not KernelState.IDLE or self.scheduler.is_busy
 
     @property
     def wire_faults(self) -> dict[str, int]:
@@ -178,7 +172,7 @@ class Kernel:
         return self.broker.stats()
 
     def model(self, connections: int = 0) -> KernelModel:
-        active = self.runner.active
+        active = self.scheduler.active
         return KernelModel(
             id=self.id,
             name=self.name,
@@ -189,7 +183,7 @@ class Kernel:
             owner=self.owner,
             is_foreign=self.is_foreign,
             responding=self._link.heartbeat.responding if self._link else False,
-            queued=self.runner.queued,
+            queued=self.scheduler.queued,
             active_request=active.id if active is not None else None,
             pid=self.process.pid if self.process is not None else None,
             started_us=self.started_us,
@@ -211,7 +205,7 @@ class Kernel:
         await self._connect(connection)
 
     async def resume(
-        self, connection: ConnectionInfo, bookmark: Bookmark, found: Sequence[OpenRequest]
+        self, connection: ConnectionInfo, bookmark: Bookmark, found: Sequence[RequestState]
     ) -> None:
         """Listen again after another server did: first what it missed, from the spool behind the bookmark."""
         # It is not there if the server was killed before it made it, or if an older backup was restored.
@@ -222,24 +216,21 @@ class Kernel:
         await self.go_on_with(found)
         self.bookmark = bookmark
         self._listen(connection)
-        self.runner.go()
+        self.scheduler.resume()
         self.settle_adopted()
 
-    async def go_on_with(self, found: Sequence[OpenRequest]) -> None:
+    async def go_on_with(self, found: Sequence[RequestState]) -> None:
         """Take over what an earlier server left open: what was sent goes on, the rest is closed."""
         # By the log's time, as the requests are: this machine's clock may have jumped since.
         reattached_us = (await self.log.info(self.topic)).last_ts_us
         for request in found:
-            if request.was_sent:
-                self.runner.adopt(request, reattached_us)
-            else:
-                self.runner.abort(request, "the server ended before it was sent")
-        if self.runner.active is not None:
+            self.scheduler.adopt(request, reattached_us)
+        if self.scheduler.active is not None:
             self._said = KernelState.BUSY
 
     def settle_adopted(self) -> None:
         """Have what was taken over closed when the kernel has come to its end, even if nobody heard of that."""
-        if self.runner.active is not None and self._link is not None:
+        if self.scheduler.active is not None and self._link is not None:
             self._spawn(self._await_turn(self._link))
 
     async def execute(self, code: Code) -> Request:
@@ -247,7 +238,7 @@ class Kernel:
         self._check_alive()
         self.last_activity_us = now_us()
         self._asked_s = time.monotonic()
-        return await self.runner.submit(code)
+        return await self.scheduler.submit(code)
 
     async def interrupt(self, caller: str = "") -> None:
         self._check_alive()
@@ -275,7 +266,7 @@ class Kernel:
     async def _restart(self, process: KernelProcess, reason: str, caller: str = "") -> None:
         try:
             self._phase = KernelState.RESTARTING
-            self.runner.end_all(ExecutionStatus.ABORTED, "the kernel was restarted", caller)
+            self.scheduler.close_all(ExecutionStatus.ABORTED, "the kernel was restarted", caller)
             await self._tell(event_draft(self.id, KernelEvent.RESTARTING, reason=reason, caller=caller))
             # The spool is that of both processes: what is not read now is read later.
             await self._disconnect()
@@ -295,7 +286,7 @@ class Kernel:
     async def stop(self, reason: str = "asked to", caller: str = "") -> None:
         """End it; a foreign one is only detached. Returns when everything it said is in the log."""
         if self._ending is None:
-            self.runner.end_all(ExecutionStatus.ABORTED, f"the kernel was stopped ({reason})", caller)
+            self.scheduler.close_all(ExecutionStatus.ABORTED, f"the kernel was stopped ({reason})", caller)
             self._end(KernelEvent.STOPPED, reason, caller=caller)
         assert self._ending is not None
         # Whoever asked may go away; it ends all the same.
@@ -322,7 +313,7 @@ class Kernel:
 
     async def _let_go(self) -> None:
         await self._end_restarting()
-        self.runner.let_go()
+        self.scheduler.detach()
         await self._disconnect()
         await self.bridge.close()
         if self.process is not None:
@@ -331,7 +322,7 @@ class Kernel:
     def answer(self, value: str, caller: str = "") -> None:
         """Give what the running code asks for on stdin."""
         asked, self._input = self._input, None
-        active = self.runner.active
+        active = self.scheduler.active
         # It may have been interrupted meanwhile.
         is_asking = asked is not None and active is not None and asked.parent_id == active.id
         if asked is None or self._link is None or not is_asking:
@@ -382,7 +373,7 @@ class Kernel:
                 kernel_id=self.id,
             ) from None
         self._phase = KernelState.IDLE
-        self.runner.go()
+        self.scheduler.resume()
         if self.process is not None and self.process.returncode is not None:
             # Just now, when its end was not looked for.
             self._exited(self.process.returncode)
@@ -455,7 +446,7 @@ class Kernel:
             await link.routed()
         finally:
             del self._turns[asked.id]
-        self.runner.settle_adopted()
+        self.scheduler.close_unanswered()
 
     async def _is_told(self, event: asyncio.Event, within_s: float) -> bool:
         """Whether something is heard in time; while messages wait to be heard, the time does not count."""
@@ -463,7 +454,7 @@ class Kernel:
             try:
                 await asyncio.wait_for(event.wait(), within_s)
             except TimeoutError:
-                if not self._is_behind():
+                if not self.is_behind:
                     return False
         return True
 
@@ -494,7 +485,9 @@ class Kernel:
                 return
             await asyncio.sleep(left_s)
 
-    def _is_behind(self) -> bool:
+    @property
+    def is_behind(self) -> bool:
+        """Whether messages of the kernel wait to be read."""
         return self.bridge.overflowed or (self._link is not None and self._link.is_behind)
 
     # What comes
@@ -537,7 +530,7 @@ class Kernel:
         if message.msg_type == "execute_reply":
             # Its idle follows at once.
             self.bridge.put(draft_of(message, self.id, port), is_urgent=False)
-            self.runner.replied(message)
+            self.scheduler.on_reply(message)
 
     def faulty(self, faults: Sequence[Fault]) -> None:
         """In the IOPub thread: what was too large to be kept is at least told of."""
@@ -576,7 +569,7 @@ class Kernel:
 
     # What is asked of it
 
-    def _send(self, request: Request) -> KernelMessage:
+    def send_request(self, request: Request) -> KernelMessage:
         assert self._link is not None
         code = request.code
         return self._link.shell.send_execute_request(
@@ -589,7 +582,7 @@ class Kernel:
             stop_on_error=code.stop_on_error,
         )
 
-    async def _interrupt_quietly(self, caller: str) -> None:
+    async def interrupt_quietly(self, caller: str) -> None:
         try:
             await self.interrupt(caller)
         except (KernelUnavailable, OSError):
@@ -627,7 +620,7 @@ class Kernel:
 
     async def _die_and_restart(self, process: KernelProcess, reason: str, data: dict[str, Any]) -> None:
         await self._hear_out()
-        self.runner.end_all(ExecutionStatus.DIED, f"the kernel died: {reason}")
+        self.scheduler.close_all(ExecutionStatus.DIED, f"the kernel died: {reason}")
         await self._tell(event_draft(self.id, KernelEvent.DIED, reason=reason, **data))
         await self._restart(process, "it died")
 
@@ -648,7 +641,7 @@ class Kernel:
             self._listen(process.connection)
         if self._phase is KernelState.DEAD or (process is not None and not process.is_kept):
             await self._hear_out()
-            self.runner.end_all(ExecutionStatus.DIED, f"the kernel died: {reason}")
+            self.scheduler.close_all(ExecutionStatus.DIED, f"the kernel died: {reason}")
         try:
             if process is not None:
                 process.before_release = self._before_release
@@ -656,11 +649,11 @@ class Kernel:
         except Exception:  # what it said, and that it is gone, is to be told all the same
             logger.exception("kernel %s was not ended in order", self.id)
         self._phase = KernelState.DEAD
-        self.runner.end_all(ExecutionStatus.DIED, "the kernel is gone")
+        self.scheduler.close_all(ExecutionStatus.DIED, "the kernel is gone")
         await self._disconnect()
         try:
             await self.bridge.put(event_draft(self.id, event, reason=reason, **data))
-            await self.runner.finish()
+            await self.scheduler.finish()
         finally:
             await self.bridge.close()
             self._listener.kernel_ended(self)

@@ -14,19 +14,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import msgspec
-
 from himalia.errors import BadRequest, HimaliaError, TopicExists, TopicNotFound
 from himalia.iopub.broker import IopubBroker
-from himalia.iopub.result import ExecutionStatus
 from himalia.jupyter.connection_file import ConnectionInfo, read_connection_file
-from himalia.jupyter.duration import StatusDates
+from himalia.jupyter.lifecycle import RequestOrigin, RequestState, request_closed_draft
 from himalia.jupyter.records import (
     DISK_WAS_FULL,
     EVENT_CHANNEL,
     KernelEvent,
-    RecordHeaders,
-    closing_data,
     event_draft,
     gap_draft,
     headers_of,
@@ -34,6 +29,8 @@ from himalia.jupyter.records import (
     seq_of,
     too_large_draft,
 )
+from himalia.jupyter.request_events import UNREADABLE
+from himalia.jupyter.timeline import KernelTimeline
 from himalia.jupyter.wire import NOT_ON_IOPUB, Fault, FaultKind, KernelMessage, Wire
 from himalia.keeper import kernel_directory
 from himalia.keeper.client import KernelExit, left_exit, left_owner, read_spool, remove_leftovers
@@ -43,47 +40,25 @@ from himalia.keeper.spool_consumer import SPOOL_WAS_FULL, Bookmark, Intake
 from himalia.kernels.history import last_iopub
 from himalia.kernels.topic_writer import Bridge
 from himalia.log.api import Batch, Log
+from himalia.protocol.models import ExecutionStatus
 from himalia.pubsub import PubSubManager
-from himalia.record import Draft, Record
+from himalia.record import Draft, Record, now_us
 from himalia.settings import Settings
 from himalia.topics import KERNEL_TOPIC_PREFIX
 
 CHUNK = 4000
 
 
-class OpenRequest(msgspec.Struct, kw_only=True):
-    """A request without an end, as far as the topic tells of it."""
-
-    request_id: str
-    offset: int
-    queued_us: int
-    code: str = ""
-    priority: int = 0
-    timeout_s: float | None = None
-    caller: str = ""
-    sent_us: int | None = None
-    started_us: int | None = None
-    execution_count: int | None = None
-    has_failed: bool = False
-    is_idle: bool = False
-    dates: StatusDates = msgspec.field(default_factory=StatusDates)
-
-    @property
-    def was_sent(self) -> bool:
-        return self.sent_us is not None or self.started_us is not None
-
-
-def closing_draft(kernel_id: str, request: OpenRequest, reason: str) -> Draft:
-    """The end of a request whose kernel is gone, as far as the topic tells how it ended."""
-    status = ExecutionStatus.DIED if request.was_sent else ExecutionStatus.ABORTED
-    if request.is_idle:
-        status, reason = (ExecutionStatus.ERROR if request.has_failed else ExecutionStatus.OK), ""
-    return event_draft(
-        kernel_id,
-        KernelEvent.REQUEST_CLOSED,
-        request_id=request.request_id,
-        **closing_data(request, status, reason),
-    )
+def gone_draft(kernel_id: str, request: RequestState, reason: str) -> Draft:
+    """The ``request_closed`` of a request whose kernel is gone, with the status that its records give."""
+    # Its reply went to an earlier server.
+    request = request.without_reply()
+    if request.is_done:
+        closed = request.close(now_us(), request.outcome)
+    else:
+        status = ExecutionStatus.DIED if request.was_sent else ExecutionStatus.ABORTED
+        closed = request.close(now_us(), status, reason)
+    return request_closed_draft(kernel_id, closed)
 
 
 async def bookmark_in(log: Log, topic: str) -> Bookmark:
@@ -101,35 +76,35 @@ async def has_ended(log: Log, topic: str) -> bool:
     records = (await log.read(topic, end - 1, limit=1)).records if end else ()
     if not records:
         return True
-    event = _event_of(records[-1], headers_of(records[-1])).get("event")
+    event = _event_content(records[-1]).get("event")
     return event in (KernelEvent.DIED, KernelEvent.STOPPED)
 
 
-def left_connection_file(directory: Path) -> Path:
+def recorded_connection_file(directory: Path) -> Path:
     """The connection file of the kernel that was kept in a directory."""
     about = kernel_directory.read_about(directory) or {}
     return Path(str(about.get("connection_file") or directory / kernel_directory.CONNECTION_FILE))
 
 
-async def open_requests(log: Log, topic: str) -> list[OpenRequest]:
-    """Requests that were queued and not closed, in the order they came."""
+async def open_requests(log: Log, topic: str) -> list[RequestState]:
+    """Requests that were queued here and not closed, in the order in which they were queued."""
     since = await _open_since(log, topic)
     if since is None:
         return []
-    found: dict[str, OpenRequest] = {}
+    timeline = KernelTimeline()
     async for record in _records(log, topic, since):
-        _take(found, record, headers_of(record))
-    return list(found.values())
+        timeline.apply(record)
+    return [request for request in timeline.open if request.origin is RequestOrigin.QUEUED]
 
 
 async def _open_since(log: Log, topic: str) -> int | None:
-    """Where to begin to read: the newest event of a request says from where all that were open then are told of."""
+    """Where to begin to read: the newest event of a request names the offset of the oldest that was open then."""
     end = (await log.info(topic)).end
     while end > 0:
         start = max(0, end - CHUNK)
         records = [record async for record in _records(log, topic, start, end)]
         for record in reversed(records):
-            content = _event_of(record, headers_of(record))
+            content = _event_content(record)
             if str(content.get("event", "")).startswith("request_"):
                 since = content.get("open_since")
                 return min(since, record.offset) if isinstance(since, int) else record.offset
@@ -139,48 +114,15 @@ async def _open_since(log: Log, topic: str) -> int | None:
     return None
 
 
-def _take(found: dict[str, OpenRequest], record: Record, headers: RecordHeaders) -> None:
-    if headers.channel == EVENT_CHANNEL:
-        _take_event(found, record, headers)
-    elif headers.msg_type == "execute_request" and record.id in found:
-        found[record.id].sent_us = record.ts_us
-    elif (request := found.get(headers.parent_id)) is not None:
-        _take_message(request, record, headers)
-
-
-def _take_event(found: dict[str, OpenRequest], record: Record, headers: RecordHeaders) -> None:
-    content = _event_of(record, headers)
-    request_id = headers.parent_id
-    if content.get("event") == KernelEvent.REQUEST_QUEUED:
-        found[request_id] = OpenRequest(
-            request_id=request_id,
-            offset=record.offset,
-            queued_us=record.ts_us,
-            code=str(content.get("code", "")),
-            priority=int(content.get("priority", 0)),
-            timeout_s=content.get("timeout_s"),
-            caller=str(content.get("caller", "")),
-        )
-    elif content.get("event") == KernelEvent.REQUEST_CLOSED:
-        found.pop(request_id, None)
-
-
-def _take_message(request: OpenRequest, record: Record, headers: RecordHeaders) -> None:
-    if headers.msg_type == "status":
-        message = message_of(record, headers)
-        request.dates.add(message)
-        state = message.decoded_content().get("execution_state")
-        if state == "busy":
-            request.started_us = request.started_us or record.ts_us
-        request.is_idle = request.is_idle or state == "idle"
-    elif headers.msg_type == "error":
-        request.has_failed = True
-    elif headers.msg_type == "execute_input":
-        request.execution_count = message_of(record, headers).decoded_content().get("execution_count")
-
-
-def _event_of(record: Record, headers: RecordHeaders) -> dict[str, Any]:
-    return message_of(record, headers).decoded_content() if headers.channel == EVENT_CHANNEL else {}
+def _event_content(record: Record) -> dict[str, Any]:
+    """The content of an event of ours; empty for any other record."""
+    headers = headers_of(record)
+    if headers.channel != EVENT_CHANNEL:
+        return {}
+    try:
+        return message_of(record, headers).decoded_content()
+    except UNREADABLE:
+        return {}
 
 
 async def _records(log: Log, topic: str, start: int, end: int | None = None) -> AsyncIterator[Record]:
@@ -196,7 +138,7 @@ async def _records(log: Log, topic: str, start: int, end: int | None = None) -> 
         start = chunk.records[-1].offset + 1
 
 
-def parents_in(spooled: Iterator[Spooled], wire: Wire) -> set[str]:
+def spooled_parent_ids(spooled: Iterator[Spooled], wire: Wire) -> set[str]:
     """The requests of which a spool has heard. Reads all of it, so call it in a thread."""
     decoded = (wire.decode(entry.frames) for entry in spooled)
     return {message.parent_id for message in decoded if isinstance(message, KernelMessage)}
@@ -250,7 +192,7 @@ class Leftovers:
         if bookmark is None:
             return True
         try:
-            connection = await asyncio.to_thread(read_connection_file, left_connection_file(directory))
+            connection = await asyncio.to_thread(read_connection_file, recorded_connection_file(directory))
         except BadRequest as error:
             # Without the key no reader can tell what in it is the kernel's own.
             logger.error("the spool in %s cannot be checked, and stays there: %s", directory, error.message)
@@ -320,7 +262,7 @@ class Leftovers:
         if await has_ended(self._manager.log, topic):
             return
         drafts = [
-            closing_draft(kernel_id, request, f"the kernel is gone: {reason}")
+            gone_draft(kernel_id, request, f"the kernel is gone: {reason}")
             for request in await open_requests(self._manager.log, topic)
         ]
         known: dict[str, Any] = (

@@ -1,175 +1,162 @@
-"""One request to run code, from the queue to its close."""
+"""One execute request of a kernel's scheduler, while the server or the kernel has it."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
-from enum import StrEnum
+import threading
+from enum import Enum
+from typing import Protocol
 from uuid import uuid4
 
 import msgspec
 
-from himalia.iopub.result import ExecutionStatus
 from himalia.jupyter.channels import Channel
-from himalia.jupyter.duration import StatusDates
+from himalia.jupyter.lifecycle import RequestStage, RequestState
+from himalia.jupyter.request_events import EventKind, RequestContent, RequestEvent, event_of_message
 from himalia.jupyter.wire import KernelMessage
+from himalia.protocol.models import ExecutionStatus
 from himalia.record import now_us
 
 logger = logging.getLogger("himalia.kernels.request")
 
 
 class Code(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be run, and how."""
+    """Code to run, and how to run it."""
 
     code: str
     priority: int = 0
     timeout_s: float | None = None
-    """How long it may run, counted from when it was sent; then the kernel is interrupted."""
+    """How long it may run, counted from when it is sent; then the kernel is interrupted."""
     silent: bool = False
     store_history: bool = True
     allow_stdin: bool = False
     stop_on_error: bool = True
     caller: str = ""
-    """Who asks, by its qualified name."""
+    """Qualified name of who asks."""
 
 
-class Stage(StrEnum):
-    QUEUED = "queued"
-    SENT = "sent"
-    CLOSED = "closed"
+class InterruptStage(Enum):
+    """How far the interrupt of a cancelled or timed out request is."""
+
+    NOT_REQUESTED = 0
+    REQUESTED = 1
+    """It is sent once the code runs: a kernel ignores an earlier interrupt, and runs the code all the same."""
+    SENT = 2
+    OVER = 3
+    """The kernel no longer has the request: an interrupt would hit another one."""
 
 
-class _Status(msgspec.Struct, gc=False):
-    execution_state: str = ""
+class RequestListener(Protocol):
+    """The scheduler, as its requests report to it. Called on the event loop."""
 
+    def request_changed(self, request: Request) -> None:
+        """The kernel has said idle or has replied, or runs the code of a request that is to be interrupted."""
 
-class _Counted(msgspec.Struct, gc=False):
-    execution_count: int | None = None
-    code: str = ""
-
-
-class _Reply(msgspec.Struct, gc=False):
-    status: str = "ok"
-    execution_count: int | None = None
-
-
-_status_of = msgspec.json.Decoder(_Status).decode
-_counted_of = msgspec.json.Decoder(_Counted).decode
-_reply_of = msgspec.json.Decoder(_Reply).decode
+    def request_expired(self, request: Request) -> None:
+        """The broker has dropped it: it was silent for too long, and so was its kernel."""
 
 
 class Request:
-    """What is known of a request while it lives. Lives on the event loop, but for ``deliver`` and ``expire``.
+    """A request from its queueing until its kernel is done with it, which may be after it was closed.
 
-    It is done when the kernel has said idle and has replied, in whichever order. ``closed`` has the status, after
-    the record of the close is committed. ``on_change`` is called on the loop when the kernel has said idle or has
-    replied, when it has begun with what is no longer wanted, and when the broker has let the request go.
+    The event loop owns it. The IOPub thread calls ``deliver`` and ``expire`` only.
     """
 
-    def __init__(self, code: Code, on_change: Callable[[Request], None], id: str | None = None) -> None:
-        self.id = id or str(uuid4())
+    def __init__(self, code: Code, listener: RequestListener, state: RequestState | None = None) -> None:
+        """``state`` is what the topic has of a request of an earlier server; None for a new request."""
         self.code = code
-        self.stage = Stage.QUEUED
-        self.queued_us = now_us()
-        self.sent_us: int | None = None
-        self.started_us: int | None = None
-        self.dates = StatusDates()
-        self.execution_count: int | None = None
-        self.offset = -1
-        """Where its first record stands in the topic, once that is committed."""
-        self.is_idle = False
-        self.is_confirmed = False
-        """Whether the kernel has said busy and has echoed this code."""
-        self.has_failed = False
-        self.has_begun = False
-        """Whether the kernel is known to run it: an interrupt before that would be lost."""
-        self.is_unwanted = False
-        """It was cancelled or took too long: it is to be interrupted when it has begun."""
-        self.unwanted_by = ""
-        """The caller who cancelled it; empty if it took too long."""
-        self.is_interrupted = False
-        self.is_stale = False
+        self.state = queued_state(code) if state is None else state
+        """What has happened to it. Both threads apply events, so the lock is held for that; reading needs none, for
+        a state never changes. It follows the kernel after the close too."""
+        self.id = self.state.request_id
+        self.closed_state: RequestState | None = None
+        """The state at the close, which is what the topic has; None while it is open."""
+        self.offset = self.state.offset
+        """Of its first record in the topic; -1 until that is committed."""
+        self.interrupt = InterruptStage.NOT_REQUESTED
+        """Set on the event loop. The IOPub thread reads it after it has applied an event."""
+        self.interrupt_caller = ""
+        """The caller who cancelled it; empty if it ran out of time."""
         self.last_heard_us = 0
-        self.reply: KernelMessage | None = None
-        self.status: ExecutionStatus | None = None
-        """How it was closed; ``closed`` has it too, as soon as that is committed."""
-        self.is_reply_lost = False
-        """It was sent by an earlier server, to which the kernel replied."""
+        """Arrival of its last message; set in the IOPub thread."""
         self.timer: asyncio.TimerHandle | None = None
-        self._on_change = on_change
+        self._listener = listener
+        self._lock = threading.Lock()
         self._loop = asyncio.get_running_loop()
         self.closed: asyncio.Future[ExecutionStatus] = self._loop.create_future()
+        """Has the status once the record of the close is committed."""
 
     @property
-    def is_done(self) -> bool:
-        return self.is_idle and (self.reply is not None or self.is_reply_lost)
+    def status(self) -> ExecutionStatus | None:
+        """How it was closed; None while it is open."""
+        return self.closed_state.status if self.closed_state is not None else None
 
-    # From IOPub, in its thread
+    @property
+    def is_running_code(self) -> bool:
+        """Whether an interrupt reaches its code. Of silent code the kernel says nothing but busy."""
+        stage = self.state.stage
+        return stage in _RUNNING_STAGES or (stage is RequestStage.BUSY and self.code.silent)
+
+    def apply(self, event: RequestEvent) -> None:
+        with self._lock:
+            self.state = self.state.apply(event)
+
+    # In the IOPub thread
 
     def deliver(self, message: KernelMessage, channel: Channel, sequence: int) -> None:
+        """Apply a message of the kernel. Output is no event, and costs no more than the look at its type."""
         self.last_heard_us = message.received_us
-        if channel is Channel.STATUS:
-            self._status(message)
-        elif channel is Channel.EXECUTION:
-            self._execution(message)
+        event = event_of_message(message, channel)
+        if event is None:
+            return
+        self.apply(event)
+        if event.kind is EventKind.INPUT and event.content.code != self.code.code:
+            logger.warning("the kernel runs other code than request %s has", self.id)
+        if event.kind is EventKind.IDLE or (
+            self.interrupt is InterruptStage.REQUESTED and self.is_running_code
+        ):
+            self._loop.call_soon_threadsafe(self._listener.request_changed, self)
 
     def expire(self) -> None:
-        """The broker lets it go."""
-        self.is_stale = True
-        self._loop.call_soon_threadsafe(self._on_change, self)
+        """The broker drops the request."""
+        self._loop.call_soon_threadsafe(self._listener.request_expired, self)
 
-    def _status(self, message: KernelMessage) -> None:
-        try:
-            state = _status_of(message.content).execution_state
-        except msgspec.MsgspecError:
-            return
-        self.dates.add(message)
-        if state == "busy" and self.started_us is None:
-            self.started_us = message.received_us
-            if self.code.silent:
-                self._begin()
-        elif state == "idle":
-            self._loop.call_soon_threadsafe(self._idle)
+    # On the event loop
 
-    def _begin(self) -> None:
-        self.has_begun = True
-        if self.is_unwanted:
-            self._loop.call_soon_threadsafe(self._on_change, self)
+    def apply_shell(self, message: KernelMessage) -> None:
+        """Apply the request itself, when it is sent, or its reply."""
+        event = event_of_message(message, "shell")
+        if event is not None:
+            self.apply(event)
 
-    def _execution(self, message: KernelMessage) -> None:
-        if message.msg_type == "error":
-            self.has_failed = True
-        elif message.msg_type == "execute_input":
-            self._begin()
-            try:
-                said = _counted_of(message.content)
-            except msgspec.MsgspecError:
-                return
-            self.execution_count = said.execution_count
-            self.is_confirmed = self.started_us is not None and said.code == self.code.code
-            if not self.is_confirmed:
-                logger.warning("the kernel runs something else than request %s asked for", self.id)
+    def close(self, status: ExecutionStatus, reason: str) -> RequestState:
+        """Close it now; returns the state that its record has."""
+        self.closed_state = self.state.close(now_us(), status, reason)
+        if self.timer is not None:
+            self.timer.cancel()
+        return self.closed_state
 
-    # On the loop
 
-    def _idle(self) -> None:
-        self.is_idle = True
-        self._on_change(self)
+_RUNNING_STAGES = (RequestStage.RUNNING, RequestStage.IDLE, RequestStage.REPLIED)
+"""Once idle or reply is there the code has run; what is missing may still be held up by it."""
 
-    def replied(self, reply: KernelMessage) -> None:
-        self.reply = reply
-        self._on_change(self)
 
-    def outcome(self) -> ExecutionStatus:
-        """How it ended, by what the kernel said: its reply or, where that was lost, its output."""
-        if self.reply is not None:
-            try:
-                said = _reply_of(self.reply.content)
-            except msgspec.MsgspecError:
-                said = _Reply()
-            self.execution_count = said.execution_count or self.execution_count
-            if said.status in ("error", "aborted"):
-                return ExecutionStatus(said.status)
-            return ExecutionStatus.OK
-        return ExecutionStatus.ERROR if self.has_failed else ExecutionStatus.OK
+def queued_state(code: Code) -> RequestState:
+    """The state of a request that is queued now."""
+    content = RequestContent(
+        code=code.code, priority=code.priority, timeout_s=code.timeout_s, caller=code.caller
+    )
+    event = RequestEvent(kind=EventKind.QUEUED, us=now_us(), content=content)
+    return RequestState(request_id=str(uuid4())).apply(event)
+
+
+def restored_code(state: RequestState) -> Code:
+    """The code of a request of an earlier server, as far as the topic has it."""
+    return Code(
+        code=state.code or "",
+        priority=state.priority,
+        timeout_s=state.timeout_s,
+        silent=state.silent,
+        caller=state.caller,
+    )

@@ -81,13 +81,13 @@ class Tables:
         """
         names = self.existing()
         known = [field.name for field in self._open(name, names).schema().fields]
-        spec = CATALOG.get(name)
+        schema = CATALOG.get(name)
         statement = reading(
             name,
             known,
             where=where,
             order=order,
-            newest_first=spec.newest_first if spec else None,
+            newest_first=schema.newest_first if schema else None,
             columns=columns,
             limit=limit,
         )
@@ -177,18 +177,20 @@ def _named(text: str | None, names: Sequence[str]) -> set[str]:
 
 
 def _info(name: str, table: DeltaTable) -> TableSummary:
-    spec = CATALOG.get(name)
-    meanings = spec.columns if spec else {}
+    schema = CATALOG.get(name)
+    meanings = schema.meanings if schema else {}
     files: Any = table.get_add_actions(flatten=True)
     counts: list[int | None] = [count.as_py() for count in files.column("num_records")]
     return TableSummary(
         name=name,
-        description=spec.description if spec else "",
+        description=schema.description if schema else table.metadata().description or "",
         rows=None if None in counts else sum(count or 0 for count in counts),
         bytes=sum(size.as_py() for size in files.column("size_bytes")),
         updated=format_ts(table.history(1)[0]["timestamp"] * 1000),
         columns=[
-            TableColumn(field.name, _type(field.type), meanings.get(field.name, ""))
+            TableColumn(
+                field.name, _type(field.type), meanings.get(field.name) or field.metadata.get("comment", "")
+            )
             for field in table.schema().fields
         ],
     )

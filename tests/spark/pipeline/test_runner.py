@@ -21,10 +21,10 @@ from himalia.retry import Backoff
 from himalia.spark.connector.read import READ_SCHEMA
 from himalia.spark.delta import maintenance
 from himalia.spark.delta.table import Staged, Table, no_rows
-from himalia.spark.delta.tables import TABLES, schema_of
 from himalia.spark.pipeline import batch as batch_module
 from himalia.spark.pipeline.erase import forget
 from himalia.spark.pipeline.runner import Pipeline, Progress
+from himalia.spark.pipeline.warehouse import TABLES, schema_of
 from himalia.spark.transforms import errors, executions, kernel_health, orphans, topic_activity
 from himalia.spark.transforms.iopub import iopub
 from himalia.spark.transforms.messages import messages
@@ -74,12 +74,12 @@ def test_the_tables_have_the_columns_that_are_written(spark: SparkSession) -> No
         "iopub": decoded,
         "executions": rows,
         "orphans": orphans.orphans(requests),
-        "topic_activity": topic_activity.partial(stored),
-        "kernel_health": kernel_health.partial(rows),
-        "errors": errors.partial(rows),
+        "topic_activity": topic_activity.new_rows(stored),
+        "kernel_health": kernel_health.new_rows(rows),
+        "errors": errors.new_rows(rows),
     }
     assert {name: columns_of(frame) for name, frame in written.items()} == {
-        name: columns_of(no_rows(spark, schema_of(layout.columns))) for name, layout in TABLES.items()
+        name: columns_of(no_rows(spark, schema_of(schema.ddl))) for name, schema in TABLES.items()
     }
     assert columns_of(carried(requests)) == columns_of(state)
 

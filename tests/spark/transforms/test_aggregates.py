@@ -49,11 +49,11 @@ def executions(count: int = 200) -> list[tuple[Any, ...]]:
 def merged_by_parts(table: Any, rows: DataFrame, spark: SparkSession) -> list[str]:
     """The table after three batches, in an order that can be compared."""
     parts = rows.randomSplit([1.0, 1.0, 1.0], seed=7)
-    result = table.partial(parts[0])
+    result = table.new_rows(parts[0])
     for part in parts[1:]:
         # As the pipeline does: what is there was written, and is read back.
         written = spark.createDataFrame(result.toArrow(), result.schema)
-        result = table.merged(written, table.partial(part))
+        result = table.merge(written, table.new_rows(part))
     return sorted(map(str, result.collect()))
 
 
@@ -61,7 +61,7 @@ def merged_by_parts(table: Any, rows: DataFrame, spark: SparkSession) -> list[st
 def test_executions_in_batches_merge_exactly(spark: SparkSession, table: Any) -> None:
     """To the last digit: nothing is a mean of means."""
     rows = spark.createDataFrame(executions(), EXECUTIONS)
-    whole = table.partial(rows)
+    whole = table.new_rows(rows)
     assert merged_by_parts(table, rows, spark) == sorted(map(str, whole.collect()))
 
 
@@ -79,14 +79,16 @@ def test_messages_in_batches_merge_exactly(spark: SparkSession) -> None:
         ],
         MESSAGES,
     )
-    whole = topic_activity.partial(rows)
+    whole = topic_activity.new_rows(rows)
     assert merged_by_parts(topic_activity, rows, spark) == sorted(map(str, whole.collect()))
 
 
 def test_activity_is_per_topic_and_minute(spark: SparkSession) -> None:
     told = [("a", 0, "x", 10), ("a", 59, "y", 20), ("a", 60, "x", 30), ("a", 61, None, 40), ("b", 0, "x", 50)]
     rows = [(topic, START + timedelta(seconds=second), who, size) for topic, second, who, size in told]
-    found = topic_activity.partial(spark.createDataFrame(rows, MESSAGES)).orderBy("topic", "minute").collect()
+    found = (
+        topic_activity.new_rows(spark.createDataFrame(rows, MESSAGES)).orderBy("topic", "minute").collect()
+    )
     assert [(row.topic, row.messages, row.bytes, row.publisher_names, row.hour) for row in found] == [
         ("a", 2, 30, ["x", "y"], "2026-11-16T11"),
         ("a", 2, 70, ["x"], "2026-11-16T11"),
@@ -97,7 +99,7 @@ def test_activity_is_per_topic_and_minute(spark: SparkSession) -> None:
 def test_percentiles_are_within_their_bound(spark: SparkSession) -> None:
     """Beside those of all durations, sorted: 4.5% at most."""
     rows = [(*row[:4], START, row[5], *row[6:]) for row in executions(600)]
-    found = kernel_health.partial(spark.createDataFrame(rows, EXECUTIONS)).where("executions > 0").collect()
+    found = kernel_health.new_rows(spark.createDataFrame(rows, EXECUTIONS)).where("executions > 0").collect()
     assert len(found) == 3
     for row in found:
         exact = sorted(each[5] for each in rows if each[0] == row.kernel_id and each[5] is not None)
@@ -109,7 +111,7 @@ def test_percentiles_are_within_their_bound(spark: SparkSession) -> None:
 def test_a_long_execution_keeps_every_window_busy(spark: SparkSession) -> None:
     """From 11:57 to 12:08 it is 3, 5 and 3 minutes of three windows, and counts where it ended."""
     row = ("k", "r", "error", START, START + timedelta(minutes=11), 660_000.0, "E", "")
-    found = kernel_health.partial(spark.createDataFrame([row], EXECUTIONS)).orderBy("window_start").collect()
+    found = kernel_health.new_rows(spark.createDataFrame([row], EXECUTIONS)).orderBy("window_start").collect()
     assert [(each.busy_share, each.executions, each.error_rate) for each in found] == [
         (0.6, 0, None),
         (1.0, 0, None),
@@ -129,7 +131,7 @@ def test_errors_keep_the_last_example(spark: SparkSession) -> None:
         (kernel, request, "error", START, START + timedelta(seconds=second), 1.0, ename, f"no {request}")
         for kernel, request, ename, second in told
     ]
-    found = errors.partial(spark.createDataFrame(rows, EXECUTIONS)).orderBy("ename").collect()
+    found = errors.new_rows(spark.createDataFrame(rows, EXECUTIONS)).orderBy("ename").collect()
     assert [
         (row.ename, row["count"], row.last_evalue, row.last_request_id, row.last_kernel_id, row.kernels)
         for row in found

@@ -2,68 +2,90 @@
 // Without elements: it depends only on the records and their order, so two browsers show the same.
 
 import { textAt } from "./json_text.js";
+import { ENDED, RequestState, msOf } from "./request_state.js";
 import { Terminal } from "../widgets/terminal.js";
 import { Widgets } from "./comm_state.js";
 
 const KEPT_CHARS_MAX = 64_000_000;
 const OUTPUTS_MAX = 2000;
-const DATE_TOLERANCE_MS = 1000;
+const UNKNOWN_MAX = 1000; // requests of which only messages of the kernel have come
 const SHOWS = new Set(["stream", "display_data", "execute_result", "error", "clear_output", "update_display_data"]);
 const COMMS = new Set(["comm_open", "comm_msg", "comm_close"]);
 export const WIDGET = "application/vnd.jupyter.widget-view+json";
-export const ENDED = new Set(["ok", "error", "aborted", "died", "timeout", "cancelled", "stale"]);
+export { ENDED };
+
+/** Events of the kernel after which nothing that ran continues, and whether all of its output came before them. */
+const ENDINGS = {
+  died: { status: "died", reason: "the kernel died", isFinal: true },
+  stopped: { status: "aborted", reason: "the kernel was stopped", isFinal: true },
+  restarting: { status: "aborted", reason: "the kernel was restarted", isFinal: false },
+};
 
 /** One request: its code, where it stands, what it showed. */
 export class Cell {
   kind = "cell";
-  count = null;
-  code = null;
-  status = "queued";
-  reason = "";
-  queuedAt = null;
-  startedAt = null;
-  finishedAt = null;
-  busyDate = NaN; // the kernel's own clock, in ms
-  idleDate = NaN;
   outputs = [];
   prompt = null; // what the code asks on stdin
   clearFirst = false;
-  isForeign = false;
   isLoose = false; // an output whose request we know nothing of: the log has lost it, or it was not to run code
   isReleased = false; // its outputs are no longer kept here, only in the log
   omitted = 0;
   chars = 0;
   version = 0;
 
-  constructor(requestId, offset) {
+  constructor(requestId, offset, request) {
     this.requestId = requestId;
     this.offset = offset;
+    this.request = request;
+  }
+
+  get code() {
+    return this.request.code;
+  }
+
+  get count() {
+    return this.request.count;
+  }
+
+  get status() {
+    return this.request.shownStatus;
+  }
+
+  get reason() {
+    return this.request.reason;
+  }
+
+  get queuedAt() {
+    return this.request.queuedAt;
+  }
+
+  get startedAt() {
+    return this.request.startedAt;
+  }
+
+  get finishedAt() {
+    return this.request.closedAt;
+  }
+
+  get ranMs() {
+    return this.request.ranMs;
   }
 
   get hasEnded() {
-    return ENDED.has(this.status);
-  }
-
-  /** How long it ran, in ms, by the rule of jupyter/duration.py; null if that is not known. */
-  get ranMs() {
-    if (!this.startedAt || !this.finishedAt) return null;
-    const [started, closed] = [msOf(this.startedAt), msOf(this.finishedAt)];
-    const earliest = this.queuedAt ? msOf(this.queuedAt) : started;
-    const isPlausible = earliest - DATE_TOLERANCE_MS <= this.busyDate && this.busyDate <= this.idleDate && this.idleDate <= closed + DATE_TOLERANCE_MS;
-    const ran = isPlausible ? this.idleDate - this.busyDate : Math.max(closed - started, 0);
-    return Math.round(ran * 1000) / 1000;
+    return this.request.isClosed;
   }
 }
 
 /** `entries` are cells and notes in the order they began; `changed` collects those that changed. */
 export class Session {
   #cells = new Map();
+  #requests = new Map(); // their states; before a request is known, what the kernel said of it early
+  #unknown = new Set();
   #displays = new Map();
   #widgets = new Widgets();
   #widgetDisplays = new Map(); // by the id of the model that they show
   #chars = 0;
   #oldestKept = 0;
-  #busy = null; // the last busy of a request that is not known yet
   entries = [];
   changed = new Set();
   state = null; // what the kernel last said of itself: "busy", "idle", …
@@ -86,12 +108,13 @@ export class Session {
     const told = { record, content, date, type: String(headers.msg_type ?? ""), parent: String(headers.parent_id ?? "") };
     if (told.type === "kernel_event") this.#event(told);
     else if (told.type === "status") this.#status(told);
-    else if (told.type === "execute_input") this.#input(told);
-    else if (told.type === "execute_request") this.#sent(told);
+    else if (told.type === "execute_input") this.#apply("input", told, told.parent);
+    else if (told.type === "execute_request") this.#apply("sent", told, record.message.id);
+    else if (told.type === "execute_reply") this.#apply("reply", told, told.parent);
     else if (told.type === "input_request") this.#asks(told);
     else if (told.type === "input_reply") this.#answered(told);
     else if (COMMS.has(told.type)) this.#comm(told);
-    else if (SHOWS.has(told.type)) this.#output(told);
+    else if (SHOWS.has(told.type)) this.#shows(told);
   }
 
   /** Something to tell beside the records, such as a gap. */
@@ -104,7 +127,7 @@ export class Session {
   #cellOf(requestId, record) {
     let cell = this.#cells.get(requestId);
     if (!cell) {
-      cell = new Cell(requestId, record.offset);
+      cell = new Cell(requestId, record.offset, this.#requestOf(requestId));
       this.#cells.set(requestId, cell);
       this.entries.push(cell);
     }
@@ -119,23 +142,75 @@ export class Session {
 
   // Requests
 
-  #event({ record, content, parent }) {
+  #requestOf(requestId) {
+    let request = this.#requests.get(requestId);
+    if (!request) {
+      request = new RequestState();
+      this.#requests.set(requestId, request);
+      this.#unknown.add(requestId);
+      if (this.#unknown.size > UNKNOWN_MAX) {
+        const [oldest] = this.#unknown;
+        this.#unknown.delete(oldest);
+        if (!this.#cells.has(oldest)) this.#requests.delete(oldest);
+      }
+    }
+    return request;
+  }
+
+  /** Apply an event to the state of a request; it gets its cell when it becomes known. */
+  #apply(kind, { record, content, date, type }, requestId) {
+    if (!requestId) return;
+    const request = this.#requestOf(requestId);
+    const wasKnown = request.isKnown;
+    const event = {
+      kind, type, date, ts: record.ts, code: textOrNull(content.code), count: countOf(content, record),
+      status: content.status, reason: textOrNull(content.reason) ?? "",
+    };
+    if (!request.apply(event) || !request.isKnown) return;
+    if (!wasKnown) this.#become(requestId, request, record);
+    const cell = this.#cells.get(requestId);
+    if (request.isClosed) cell.prompt = null;
+    this.#touch(cell);
+  }
+
+  /** A request is known from now on: its cell is a new one, unless outputs came before. */
+  #become(requestId, request, record) {
+    this.#unknown.delete(requestId);
+    if (this.#cells.get(requestId)?.request !== request) this.#cells.delete(requestId);
+    this.#cellOf(requestId, record).isLoose = false;
+  }
+
+  #event(told) {
+    const { record, content, parent } = told;
     const event = content.event;
     if (event === "request_queued") {
-      const cell = this.#cellOf(parent, record);
-      cell.code = textOf(content.code);
-      cell.queuedAt = record.ts;
-      cell.isLoose = false;
+      this.#apply("queued", told, parent);
     } else if (event === "request_closed") {
-      const cell = this.#cellOf(parent, record);
-      cell.status = String(content.status ?? "ok");
-      cell.reason = textOf(content.reason);
-      cell.finishedAt = record.ts;
-      cell.prompt = null;
-      if (Number.isInteger(content.execution_count)) cell.count = content.execution_count;
+      if (!this.#cells.get(parent)?.hasEnded) this.#close(told);
     } else {
+      if (Object.hasOwn(ENDINGS, event)) this.#end(ENDINGS[event], told);
       this.#kernelEvent(event, content, record.ts);
     }
+  }
+
+  #close(told) {
+    const request = this.#requestOf(told.parent);
+    if (!request.isKnown) {
+      request.isCut = true;
+      this.#apply("queued", { ...told, record: { ...told.record, ts: null } }, told.parent);
+    }
+    this.#apply("closed", told, told.parent);
+  }
+
+  #end({ status, reason, isFinal }, told) {
+    const said = textOrNull(told.content.reason);
+    const content = { status, reason: said ? `${reason}: ${said}` : reason };
+    for (const [requestId, request] of this.#requests) {
+      if (request.isKnown && !request.isClosed) this.#apply("ended", { ...told, content }, requestId);
+    }
+    if (!isFinal) return;
+    this.#requests.clear();
+    this.#unknown.clear();
   }
 
   #kernelEvent(event, content, ts) {
@@ -154,45 +229,10 @@ export class Session {
     this.note(told[0], told[1], ts);
   }
 
-  #status({ record, content, parent, date }) {
-    this.state = String(content.execution_state ?? this.state);
-    const cell = this.#cells.get(parent);
-    if (!cell && content.execution_state === "busy") this.#busy = { parent, date, ts: record.ts };
-    if (!cell || cell.hasEnded) return;
-    if (content.execution_state === "idle") cell.idleDate = earlier(cell.idleDate, date);
-    if (content.execution_state === "busy") {
-      cell.status = "running";
-      cell.startedAt ??= record.ts;
-      cell.busyDate = earlier(cell.busyDate, date);
-      this.#touch(cell);
-    } else if (content.execution_state === "idle" && cell.isForeign) {
-      // Another client's request: nobody closes it for us.
-      cell.status = cell.outputs.some((output) => output.kind === "error") ? "error" : "ok";
-      cell.finishedAt = record.ts;
-      this.#touch(cell);
-    }
-  }
-
-  #sent({ record, content }) {
-    const cell = this.#cells.get(record.message.id);
-    if (!cell || cell.code !== null) return;
-    cell.code = textOf(content.code);
-    this.#touch(cell);
-  }
-
-  #input({ record, content, parent }) {
-    const isNew = !this.#cells.has(parent);
-    const cell = this.#cellOf(parent, record);
-    // Code in the kernel can say this of any request, so it changes neither code that is known nor a cell that has ended.
-    cell.code ??= textOf(content.code);
-    cell.isLoose = false;
-    if (!cell.hasEnded && Number.isInteger(content.execution_count)) cell.count = content.execution_count;
-    if (!isNew) return;
-    cell.isForeign = true;
-    cell.status = "running";
-    const busy = this.#busy?.parent === parent ? this.#busy : null;
-    cell.startedAt = busy?.ts ?? record.ts;
-    cell.busyDate = busy?.date ?? NaN;
+  #status(told) {
+    const state = told.content.execution_state;
+    this.state = String(state ?? this.state);
+    if (state === "busy" || state === "idle") this.#apply(state, told, told.parent);
   }
 
   #asks({ record, content, parent }) {
@@ -210,6 +250,12 @@ export class Session {
   }
 
   // Outputs
+
+  #shows(told) {
+    if (told.type === "error") this.#apply("error", told, told.parent);
+    if (told.type === "execute_result") this.#apply("result", told, told.parent);
+    this.#output(told);
+  }
 
   #output({ record, content, type, parent }) {
     if (type === "update_display_data") return this.#update(content, record);
@@ -319,19 +365,19 @@ function formsOf(content, record) {
 
 const writtenAs = (record, form) => textAt(record.text, "message", "payload", "content", "data", form) ?? "";
 
+/** An execution count; null for what is none, `7.0` among it. */
+function countOf(content, record) {
+  if (!Number.isInteger(content.execution_count)) return null;
+  const written = record.text && textAt(record.text, "message", "payload", "content", "execution_count");
+  return /^-?\d+$/.test(written ?? content.execution_count) ? content.execution_count : null;
+}
+
+const textOrNull = (value) => (typeof value === "string" ? value : null);
+
 function errorOf(content) {
   const traceback = Array.isArray(content.traceback) ? content.traceback.map(textOf) : [];
   return { kind: "error", ename: textOf(content.ename), evalue: textOf(content.evalue), traceback };
 }
-
-/** A time in ms since 1970, to the microsecond: `Date.parse` cuts what is below a millisecond. NaN for what is none. */
-function msOf(text) {
-  const below = /\.\d{3}(\d{1,3})/.exec(text);
-  return Date.parse(text) + (below ? Number(below[1].padEnd(3, "0")) / 1000 : 0);
-}
-
-/** The earlier of two times in ms; NaN is none. */
-const earlier = (one, other) => (other < one || Number.isNaN(one) ? other : one);
 
 const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
 

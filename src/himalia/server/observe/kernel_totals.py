@@ -27,14 +27,14 @@ class KernelCounts:
     def add(self, kernel: Kernel) -> None:
         stats = kernel.stats()
         self.routed.update(stats.routed)
-        self.requests.update({str(status): count for status, count in kernel.runner.closed.items()})
+        self.requests.update({str(status): count for status, count in kernel.scheduler.closed.items()})
         self.faults.update(kernel.wire_faults)
         self.orphaned += stats.orphaned
         self.claimed += stats.claimed
         self.lost += stats.expired + stats.evicted
         self.stale += stats.stale
         self.dropped += stats.dropped
-        self._add_runs(kernel.runner.runs)
+        self._add_runs(kernel.scheduler.runs)
         known = self.latency or [0] * len(stats.latency.counts)
         self.latency = [one + other for one, other in zip(known, stats.latency.counts, strict=True)]
         self.latency_sum_s += stats.latency.sum_s

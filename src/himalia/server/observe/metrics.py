@@ -121,11 +121,11 @@ class Metrics(Collector):
 
     def _of_kernels(self) -> Iterator[Metric]:
         from himalia.iopub.broker import LATENCY_BOUNDS_S
-        from himalia.iopub.result import ExecutionStatus
         from himalia.jupyter.channels import Channel
         from himalia.jupyter.duration import RUN_BOUNDS_S
         from himalia.jupyter.wire import FaultKind
         from himalia.kernels.model import KernelState
+        from himalia.protocol.models import ExecutionStatus
 
         hosting = self._broker.kernels
         kernels = hosting.kernels
@@ -148,7 +148,11 @@ class Metrics(Collector):
         ):
             yield CounterMetricFamily(f"himalia_kernel_{name}", help, count)
         for name, help, value in (
-            ("queued_requests", "Requests that wait for their kernel", sum(k.runner.queued for k in kernels)),
+            (
+                "queued_requests",
+                "Requests that wait for their kernel",
+                sum(k.scheduler.queued for k in kernels),
+            ),
             (
                 "buffered_bytes",
                 "Bytes of kernels that wait for the log",

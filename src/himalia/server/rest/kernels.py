@@ -263,8 +263,8 @@ async def cancel_execution(
     host = broker.kernels.host
     await require_right(broker.log, caller, Right.EXECUTE, _topic(broker, kernel_id))
     kernel = host.kernels.get(kernel_id)
-    if kernel is not None and kernel.runner.find(request_id) is not None:
-        cancelled = kernel.runner.cancel(request_id, caller.name)
+    if kernel is not None and kernel.scheduler.find(request_id) is not None:
+        cancelled = kernel.scheduler.cancel(request_id, caller.name)
         broker.audit.record(
             AuditEvent.EXECUTION_CANCELLED, caller, kernel_id=kernel_id, request_id=request_id
         )

@@ -48,30 +48,40 @@ class Staged(msgspec.Struct, frozen=True):
 class Table:
     """One table of the warehouse. Used by one thread at a time, and by one run (see ``lock``)."""
 
-    def __init__(self, path: Path, schema: StructType, partition_by: Sequence[str] = ()) -> None:
-        """Open it, or make it where there is none. Raises ``ConfigurationError`` if it has other columns."""
+    def __init__(
+        self,
+        path: Path,
+        schema: StructType,
+        partition_by: Sequence[str] = (),
+        description: str | None = None,
+    ) -> None:
+        """Open the table, or create it. Raises ``ConfigurationError`` if it has columns that ``schema`` has not."""
         self.path = path
         self.schema = schema.toNullable()
         self.partition_by = list(partition_by)
         self._delta_schema = Schema.from_json(self.schema.json())
-        self._table = self._opened()
-        self._clear_leftovers()
+        self._table = self._open_or_create(description)
+        self._remove_uncommitted()
 
-    def _opened(self) -> DeltaTable:
+    def _open_or_create(self, description: str | None) -> DeltaTable:
         if DeltaTable.is_deltatable(str(self.path)):
             table = DeltaTable(self.path)
-            _adopt(table, self._delta_schema)
+            _evolve_schema(table, self._delta_schema)
             return table
         return DeltaTable.create(
-            self.path, self._delta_schema, partition_by=self.partition_by, configuration=CONFIGURATION
+            self.path,
+            self._delta_schema,
+            partition_by=self.partition_by,
+            configuration=CONFIGURATION,
+            description=description,
         )
 
     def refresh(self) -> None:
-        """See what was committed, and remove what was written and was not."""
+        """Read the latest commits, and remove files that no commit names."""
         self._table.update_incremental()
-        self._clear_leftovers()
+        self._remove_uncommitted()
 
-    def _clear_leftovers(self) -> None:
+    def _remove_uncommitted(self) -> None:
         shutil.rmtree(self.path / STAGING, ignore_errors=True)
         for file in self.path.glob("**/batch-*.parquet"):
             if int(file.name.split("-")[1]) > self.batch:
@@ -236,7 +246,7 @@ def _columns(schema: StructType) -> list[tuple[str, DataType]]:
     return [(field.name, field.dataType) for field in schema]
 
 
-def _adopt(table: DeltaTable, wanted: Schema) -> None:
+def _evolve_schema(table: DeltaTable, wanted: Schema) -> None:
     """Add the columns that a newer Himalia has. A table with others is not ours to write."""
     known = {field.name: field.type for field in table.schema().fields}
     odd = known.keys() - {field.name for field in wanted.fields}

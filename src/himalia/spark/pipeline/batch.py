@@ -29,11 +29,12 @@ from himalia.spark.connector.http import Address
 from himalia.spark.connector.options import RECORDS_PER_PARTITION
 from himalia.spark.connector.planning import grouped
 from himalia.spark.delta.table import Filters, Staged, Table
-from himalia.spark.delta.tables import Warehouse
 from himalia.spark.pipeline.copy_task import Copying
 from himalia.spark.pipeline.feedback import Feedback, changed
 from himalia.spark.pipeline.plan import Plan
-from himalia.spark.transforms import errors, executions, kernel_health, orphans, topic_activity
+from himalia.spark.pipeline.warehouse import AGGREGATES, Warehouse
+from himalia.spark.transforms import executions, orphans
+from himalia.spark.transforms.aggregate import AggregateTable
 from himalia.spark.transforms.iopub import iopub
 from himalia.spark.transforms.requests import carried, merged
 from himalia.topics import KERNEL_TOPIC_PREFIX
@@ -73,25 +74,6 @@ def large(cores: int) -> dict[str, str]:
         # What is shuffled beside the fold is few rows, already summed.
         SHUFFLED_INTO: str(cores),
     }
-
-
-class Aggregate(msgspec.Struct, frozen=True):
-    """A table whose rows grow: those of a batch are merged with what is there, hour by hour.
-
-    ``partial`` makes rows of the table already, so that where nothing is there, they are all.
-    """
-
-    name: str
-    keys: tuple[str, ...]
-    partial: Callable[[DataFrame], DataFrame]
-    merged: Callable[[DataFrame, DataFrame], DataFrame]
-
-
-ACTIVITY = Aggregate("topic_activity", ("topic", "minute"), topic_activity.partial, topic_activity.merged)
-HEALTH = Aggregate(
-    "kernel_health", ("kernel_id", "window_start"), kernel_health.partial, kernel_health.merged
-)
-ERRORS = Aggregate("errors", ("ename", "hour_start"), errors.partial, errors.merged)
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -151,10 +133,10 @@ class Batch:
         is_of_kernels = any(each.topic.startswith(KERNEL_TOPIC_PREFIX) for each in self._plan.ranges)
         decoded = self._decoded(stored) if is_of_kernels else None
         # Only now: it is done in the time in which the fold is thought out, which leaves the cores idle.
-        with _all_of([self._pool.submit(self._merge, ACTIVITY, stored)]) as [activity]:
-            health, failures, state = self._fold(decoded) if decoded is not None else (None, None, None)
+        with _all_of(self._submit_aggregates("messages", stored)) as sums:
+            changes, state = self._fold(decoded) if decoded is not None else ([], None)
         self._on_stage("feedback")
-        self._publish(activity.result(), health, failures)
+        self._publish([*(future.result() for future in sums), *changes])
         if state is not None:
             self._on_stage("state")
             self._warehouse.requests.commit(self._number, state, replacing_all=True)
@@ -224,7 +206,7 @@ class Batch:
 
     # The requests
 
-    def _fold(self, decoded: DataFrame) -> tuple[Change | None, Change | None, Staged]:
+    def _fold(self, decoded: DataFrame) -> tuple[list[Change | None], Staged]:
         """Fold the batch into the requests that are open, and write what comes of it."""
         state = self._warehouse.requests
         before = state.files()
@@ -233,15 +215,11 @@ class Batch:
             # First, and alone: people wait for it, and the others then find the requests in memory.
             with self._split_by_size():
                 closed = self._write_executions(requests.persist(), before)
-            work: list[Future[Any]] = [
-                self._pool.submit(self._merge, HEALTH, closed),
-                self._pool.submit(self._merge, ERRORS, closed),
-                self._pool.submit(self._write_orphans, requests),
-            ]
-            with _all_of(work) as [health, failures, _]:
+            sums = self._submit_aggregates("executions", closed)
+            with _all_of([*sums, self._pool.submit(self._write_orphans, requests)]):
                 staged = self._staged(state, carried(requests), before)
             self._written.state_rows = staged.rows
-            return health.result(), failures.result(), staged
+            return [future.result() for future in sums], staged
         finally:
             requests.unpersist()
 
@@ -277,29 +255,38 @@ class Batch:
 
     # The aggregates
 
-    def _merge(self, kind: Aggregate, source: DataFrame | None) -> Change | None:
-        """Merge what the source adds into a table; says what changed if that is to be published."""
-        table = self._warehouse[kind.name]
+    def _submit_aggregates(self, source: str, rows: DataFrame | None) -> list[Future[Change | None]]:
+        """Merge the rows of a source into every table that sums it, each in a thread of the pool."""
+        return [
+            self._pool.submit(self._merge, aggregate, rows)
+            for aggregate in AGGREGATES
+            if aggregate.source == source
+        ]
+
+    def _merge(self, aggregate: AggregateTable, source: DataFrame | None) -> Change | None:
+        """Merge what the source adds into a table; return the changed rows if they are to be published."""
+        name = aggregate.schema.name
+        table = self._warehouse[name]
         if source is None or (self._has(table) and self._feedback is None):
             return None
-        partial = kind.partial(source).toArrow()
-        if not partial.num_rows:
+        added = aggregate.new_rows(source).toArrow()
+        if not added.num_rows:
             return None
-        hours: Filters = [("hour", "in", partial["hour"].unique().to_pylist())]
+        hours: Filters = [("hour", "in", added["hour"].unique().to_pylist())]
         if not self._has(table):
             existing = table.files(hours)
-            rows = self._spark.createDataFrame(partial)
+            rows = self._spark.createDataFrame(added)
             if existing:
-                rows = kind.merged(table.rows(self._spark, existing), rows)
-            staged = self._staged(table, rows, existing, are_few=partial.num_rows <= SMALL_RECORDS)
+                rows = aggregate.merge(table.rows(self._spark, existing), rows)
+            staged = self._staged(table, rows, existing, are_few=added.num_rows <= SMALL_RECORDS)
             table.commit(self._number, staged, replacing=hours)
-            self._written.tables[kind.name] = staged.rows
+            self._written.tables[name] = staged.rows
         if self._feedback is None:
             return None
         now = pa.concat_tables(parquet.read_table(file) for file in sorted(table.files(hours)))
-        return Change(kind.name, changed(now, partial.select(list(kind.keys))))
+        return Change(name, changed(now, added.select(list(aggregate.keys))))
 
-    def _publish(self, *changes: Change | None) -> None:
+    def _publish(self, changes: Iterable[Change | None]) -> None:
         for change in changes:
             if change is not None and self._feedback is not None:
                 self._feedback.publish(f"pipeline.{change.table}", self._number, change.rows)

@@ -12,7 +12,7 @@ from deltalake.exceptions import DeltaError
 
 from himalia.errors import BadQuery, WarehouseNotFound
 from himalia.spark.delta.lock import locked
-from himalia.spark.delta.tables import REQUESTS, TABLES
+from himalia.spark.pipeline.warehouse import REQUESTS, TABLES
 from himalia.topics import KERNEL_TOPIC_PREFIX
 
 KEYS_AT_A_TIME = 1_000

@@ -42,8 +42,8 @@ from himalia.topics import check_pattern
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from himalia.spark.delta.tables import Warehouse
     from himalia.spark.pipeline.batch import Written
+    from himalia.spark.pipeline.warehouse import Warehouse
 
 __all__ = ["Pipeline", "Progress", "Summary"]
 
@@ -219,7 +219,7 @@ class Pipeline:
         self._meter.begin(number, plan.records, left)
         written = self._run_batch(number, plan)
         self._meter.end(written)
-        maintenance.tend(self._warehouse.tables.values(), self._warehouse.own, number)
+        maintenance.tend(self._warehouse.tables.values(), self._warehouse.internal_tables, number)
         self._tell_positions(every_s=TELL_EVERY_S)
         return ends is not None or left > 0
 
@@ -316,6 +316,6 @@ def _is_running() -> bool:
 
 
 def _opened(spark: SparkSession, path: Path) -> Warehouse:
-    from himalia.spark.delta.tables import Warehouse
+    from himalia.spark.pipeline.warehouse import Warehouse
 
     return Warehouse(spark, path)

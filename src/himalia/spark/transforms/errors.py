@@ -1,28 +1,17 @@
-"""The table ``errors``: per error name and hour, how often it ended an execution, and the last example.
-
-==================== =================================================================================
-column
-==================== =================================================================================
-ename                the error's name; ``unknown`` where the kernel told none
-hour_start           the beginning of the hour in which the executions finished
-count                executions that ended with it
-last_evalue, last_kernel_id, last_request_id, last_ts    the last of them
-kernels              the kernels, sorted
-hour                 ``2026-11-16T02``; the table is partitioned by it
-==================== =================================================================================
-"""
+"""The table ``errors``: how often each error ended an execution, per hour, and the last example."""
 
 from __future__ import annotations
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from himalia.spark.transforms.topic_activity import hour_of
+from himalia.spark.transforms.aggregate import AggregateTable, hour_of
+from himalia.tables.catalog import ERRORS
 
 
-def partial(executions: DataFrame) -> DataFrame:
-    """What a batch of closed ``executions`` adds to the table."""
-    return _summed(
+def new_rows(executions: DataFrame) -> DataFrame:
+    """Return the rows that a batch of closed ``executions`` adds."""
+    return _sum(
         executions.where(F.col("status") == "error").select(
             F.coalesce("ename", F.lit("unknown")).alias("ename"),
             F.date_trunc("hour", "finished").alias("hour_start"),
@@ -36,13 +25,13 @@ def partial(executions: DataFrame) -> DataFrame:
     )
 
 
-def merged(existing: DataFrame, partial: DataFrame) -> DataFrame:
-    """Rows of the table and of a batch, together."""
-    return _summed(existing.unionByName(partial).drop("hour"))
+def merge(existing: DataFrame, added: DataFrame) -> DataFrame:
+    """Merge rows of the table with those of a batch."""
+    return _sum(existing.unionByName(added).drop("hour"))
 
 
-def _summed(rows: DataFrame) -> DataFrame:
-    # The greatest of these is the last; of two at one time it is always the same one.
+def _sum(rows: DataFrame) -> DataFrame:
+    # The maximum is the last error; the further fields break ties the same way in every batch.
     last = F.struct("last_ts", "last_kernel_id", "last_request_id", "last_evalue")
     return (
         rows.groupBy("ename", "hour_start")
@@ -63,3 +52,6 @@ def _summed(rows: DataFrame) -> DataFrame:
             hour_of(F.col("hour_start")).alias("hour"),
         )
     )
+
+
+TABLE = AggregateTable(ERRORS, ("ename", "hour_start"), "executions", new_rows, merge)

@@ -1,32 +1,6 @@
-"""The table ``executions``: one row per request to run code.
+"""The table ``executions``: one row per request to execute code.
 
-================ ====================================================================================
-column
-================ ====================================================================================
-kernel_id, topic, epoch, request_id    which; the request's id is its Jupyter ``msg_id``
-code             what was asked for
-status           ``ok``, ``error``, ``aborted``, ``died``, ``timeout``, ``cancelled``, ``stale``, ``running``
-reason           why it was closed with this status, in words, where there is more to say
-execution_count  the kernel's own number of it
-queued           when it was queued or, if it was not, sent; null if another client made it
-started          when the kernel first said that it is busy with it
-finished         the time of the record that closed it
-queue_ms         from queued to started
-run_ms           from busy to idle by the kernel's own clock; from started to finished where that clock is
-                 not plausible, see ``himalia.jupyter.duration``
-messages         messages of IOPub up to the close; ``*_messages`` of them by channel
-stdout, stderr   what it printed: whole up to 64 KiB, else the beginning, a marker and the end
-stdout_bytes, stderr_bytes    how much that was
-first_offset, last_offset    its first and last record up to the close: there the whole is
-result_types     MIME types of its results and displays, sorted
-ename, evalue    the last error it published, else the one it replied with
-username, session    of who asked
-is_foreign       another client than Himalia made it
-is_running       it is not closed; the table is partitioned by this
-date             the day of its first record, UTC; the table is partitioned by this
-================ ====================================================================================
-
-A row is written when its request closes, and never changes. Those that are open are replaced with each batch.
+A row is written when its request closes, and never changes. The rows of open requests are replaced with each batch.
 """
 
 from __future__ import annotations

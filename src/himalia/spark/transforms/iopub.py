@@ -1,33 +1,7 @@
 """The table ``iopub``: every record of a kernel's topic, decoded.
 
-Beside the messages of IOPub these are the requests and replies that passed through Himalia and its own events, since
-they tell where a request begins and ends; ``channel`` says which is which.
-
-================ ====================================================================================
-column
-================ ====================================================================================
-topic, epoch, offset, ts, id, date    as in ``messages``
-kernel_id        the kernel
-channel          ``status``, ``execution``, ``stream``, ``display``, ``comm``: IOPub, by type, as the live
-                 broker routes; ``shell``, ``stdin``, ``control``: requests and replies; ``kernel``: events
-msg_type         as Jupyter has it, or ``kernel_event``
-parent_id        the request that caused it; empty if none did
-session, username    of the message's own header
-execution_state  of ``status``: busy, idle, starting
-execution_count  of ``execute_input``, ``execute_result``, ``execute_reply``, ``request_closed``
-stream_name, text    of ``stream``
-code             of ``execute_request``, ``execute_input``, ``request_queued``
-ename, evalue, traceback    of ``error``, and of a reply that is one
-mime_types       of ``execute_result``, ``display_data``, ``update_display_data``: the types offered, sorted
-display_id       of displays that can be updated
-comm_id          of ``comm_*``
-event            of ``kernel_event``: started, died, request_queued, ...
-status, reason   of replies and of ``request_closed``; an event's reason
-malformed        the payload is not a Jupyter message; what could not be read is null
-payload_bytes    size of the payload
-parent_session, parent_username    of the header of the request that caused it: who asked
-header_ts        the date in the message's own header: the kernel's clock
-================ ====================================================================================
+Besides IOPub messages these are the requests and replies that passed through Himalia, and its own events, because they
+mark where a request begins and ends; the column ``channel`` tells them apart.
 """
 
 from __future__ import annotations
@@ -36,8 +10,6 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from himalia.topics import KERNEL_TOPIC_PREFIX
-
-"""What a kernel's topic begins with; the rest is the kernel's id."""
 
 IOPUB_CHANNELS = ("status", "execution", "stream", "display", "comm")
 

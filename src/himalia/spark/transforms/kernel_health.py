@@ -1,22 +1,6 @@
-"""The table ``kernel_health``: per kernel and five minutes, how much it ran, how often it failed, how long it took.
+"""The table ``kernel_health``: executions, failures and durations per kernel and window of five minutes.
 
-==================== =================================================================================
-column
-==================== =================================================================================
-kernel_id            the kernel
-window_start         the beginning of the five minutes
-executions           closed executions that finished in them
-failures             those of them that ended as error, died, timeout or stale
-error_rate           failures by executions, 0 to 1; null if there were none
-busy_ms              how much of the window the kernel ran code; an execution's time is shared out to the
-                     windows it covers
-busy_share           busy_ms by the window's length, 1 at most
-run_ms_p50, run_ms_p95, run_ms_p99    percentiles of ``run_ms``, within 4.5%; null if none ran
-histogram            the durations they come from: how many per bucket, see ``histogram``
-hour                 ``2026-11-16T02`` of ``window_start``; the table is partitioned by it
-==================== =================================================================================
-
-From closed executions only: a long one shows, in all windows it covers, when it ends.
+It sums closed executions only: one that runs for long appears when it ends, in every window that it covers.
 """
 
 from __future__ import annotations
@@ -25,21 +9,22 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from himalia.spark.transforms import histogram
-from himalia.spark.transforms.topic_activity import hour_of
+from himalia.spark.transforms.aggregate import AggregateTable, hour_of
+from himalia.tables.catalog import KERNEL_HEALTH
 
 WINDOW_US = 300_000_000
 FAILURES = ("error", "died", "timeout", "stale")
 PERCENTILES = {"run_ms_p50": 0.50, "run_ms_p95": 0.95, "run_ms_p99": 0.99}
 
 
-def partial(executions: DataFrame) -> DataFrame:
-    """What a batch of closed ``executions`` adds to the table; long ones add to hours long past."""
-    return _summed(_finished(executions).unionByName(_busy(executions), allowMissingColumns=True))
+def new_rows(executions: DataFrame) -> DataFrame:
+    """Return the rows that a batch of closed ``executions`` adds; a long one also adds to earlier hours."""
+    return _sum(_finished(executions).unionByName(_busy(executions), allowMissingColumns=True))
 
 
-def merged(existing: DataFrame, partial: DataFrame) -> DataFrame:
-    """Rows of the table and of a batch, together."""
-    rows = existing.unionByName(partial)
+def merge(existing: DataFrame, added: DataFrame) -> DataFrame:
+    """Merge rows of the table with those of a batch."""
+    rows = existing.unionByName(added)
     counts = rows.select(
         "kernel_id",
         "window_start",
@@ -48,7 +33,7 @@ def merged(existing: DataFrame, partial: DataFrame) -> DataFrame:
         F.round(F.col("busy_ms") * 1000).cast("bigint").alias("busy_us"),
     )
     buckets = rows.select("kernel_id", "window_start", F.explode("histogram").alias("bucket", "durations"))
-    return _summed(counts.unionByName(buckets, allowMissingColumns=True))
+    return _sum(counts.unionByName(buckets, allowMissingColumns=True))
 
 
 def _finished(executions: DataFrame) -> DataFrame:
@@ -64,7 +49,7 @@ def _finished(executions: DataFrame) -> DataFrame:
 
 
 def _busy(executions: DataFrame) -> DataFrame:
-    """The time of each execution, shared out to windows."""
+    """Split the time of each execution into the windows that it covers."""
     start, end = F.unix_micros("started"), F.unix_micros("finished")
     windows = F.sequence(F.floor(start / WINDOW_US), F.floor(end / WINDOW_US))
     shared = executions.where("started is not null").select(
@@ -81,8 +66,8 @@ def _window_of(us: Column) -> Column:
     return F.timestamp_micros(F.floor(us / WINDOW_US) * WINDOW_US)
 
 
-def _summed(rows: DataFrame) -> DataFrame:
-    """Buckets first, so that each comes once; times as whole microseconds, whose sums are exact."""
+def _sum(rows: DataFrame) -> DataFrame:
+    """Sum buckets first, so that each occurs once; times are whole microseconds, whose sums are exact."""
     by_bucket = rows.groupBy("kernel_id", "window_start", "bucket").agg(
         *(F.sum(name).alias(name) for name in ("executions", "failures", "busy_us", "durations"))
     )
@@ -108,3 +93,6 @@ def _rows(sums: DataFrame) -> DataFrame:
         "histogram",
         hour_of(F.col("window_start")).alias("hour"),
     )
+
+
+TABLE = AggregateTable(KERNEL_HEALTH, ("kernel_id", "window_start"), "executions", new_rows, merge)

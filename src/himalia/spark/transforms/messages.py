@@ -1,23 +1,7 @@
 """The table ``messages``: every record of every topic, exactly once.
 
-=========== =========================================================================================
-column
-=========== =========================================================================================
-topic       the topic
-epoch       made when the topic was created; a topic that was deleted and created again has another
-offset      0, 1, 2, ... within topic and epoch
-ts          when the log took the record; never decreases within a topic
-id          the record's id: the publisher's, or one that the server made
-publisher   who published it, as the server stamped it; null for kernels' records
-headers     all headers
-payload     the payload, as JSON text
-bytes       what the record counts for in limits and statistics: id, headers and payload
-date        the day of ``ts``, UTC; the table is partitioned by it
-=========== =========================================================================================
-
-Other tables are made of this one by Spark's expressions. This one is made of Arrow's batches, as the server sends them:
-the pipeline does so where they arrive, before Spark has them, so that what is most of a warehouse is copied and not
-taken apart (``warehouse/copying.py``).
+The other tables are computed by Spark's expressions. This one is built from the server's Arrow batches on the
+executors (``pipeline/copy_task.py``), so that the largest table is copied without passing through the JVM.
 """
 
 from __future__ import annotations

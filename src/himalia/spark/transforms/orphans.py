@@ -1,16 +1,7 @@
-"""The table ``orphans``: messages of IOPub whose request did not appear within 60 s of their topic's time.
+"""The table ``orphans``: IOPub messages whose request did not appear within 60 s of their topic's time.
 
-============================ =========================================================================
-column
-============================ =========================================================================
-topic, epoch, offset, ts, id    the message's record
-kernel_id, channel, msg_type    as in ``iopub``
-parent_id                    the request that is not there
-date                         the day of ``ts``, UTC; the table is partitioned by it
-============================ =========================================================================
-
-What Himalia itself asks a kernel (``kernel_info_request``) has no request in the topic either, so that its busy and
-idle are here. A message without a parent is for everybody and no orphan.
+Requests that Himalia itself sends to a kernel (``kernel_info_request``) are not in the topic, so their busy and idle
+are orphans. A message without a parent is addressed to every client, and no orphan.
 """
 
 from __future__ import annotations

@@ -1,27 +1,16 @@
-"""The table ``topic_activity``: per topic and minute, how much was published and by whom.
-
-==================== =================================================================================
-column
-==================== =================================================================================
-topic                the topic
-minute               the beginning of the minute
-messages, bytes      records, and their size as ``messages`` has it
-publishers           how many published
-publisher_names      who, sorted; records without a publisher (kernels') have none
-hour                 ``2026-11-16T02``; the table is partitioned by it
-==================== =================================================================================
-"""
+"""The table ``topic_activity``: how much was published per topic and minute, and by whom."""
 
 from __future__ import annotations
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-HOUR = "yyyy-MM-dd'T'HH"
+from himalia.spark.transforms.aggregate import AggregateTable, hour_of
+from himalia.tables.catalog import TOPIC_ACTIVITY
 
 
-def partial(messages: DataFrame) -> DataFrame:
-    """What a batch of ``messages`` adds to the table."""
+def new_rows(messages: DataFrame) -> DataFrame:
+    """Return the rows that a batch of ``messages`` adds."""
     minute = F.date_trunc("minute", "ts")
     sums = messages.groupBy("topic", minute.alias("minute")).agg(
         F.count("*").alias("messages"),
@@ -31,10 +20,10 @@ def partial(messages: DataFrame) -> DataFrame:
     return _rows(sums)
 
 
-def merged(existing: DataFrame, partial: DataFrame) -> DataFrame:
-    """Rows of the table and of a batch, together."""
+def merge(existing: DataFrame, added: DataFrame) -> DataFrame:
+    """Merge rows of the table with those of a batch."""
     sums = (
-        existing.unionByName(partial)
+        existing.unionByName(added)
         .groupBy("topic", "minute")
         .agg(
             F.sum("messages").alias("messages"),
@@ -43,11 +32,6 @@ def merged(existing: DataFrame, partial: DataFrame) -> DataFrame:
         )
     )
     return _rows(sums)
-
-
-def hour_of(ts: Column) -> Column:
-    """The hour of a time, as tables are partitioned by it."""
-    return F.date_format(ts, HOUR)
 
 
 def _rows(sums: DataFrame) -> DataFrame:
@@ -61,3 +45,6 @@ def _rows(sums: DataFrame) -> DataFrame:
         names.alias("publisher_names"),
         hour_of(F.col("minute")).alias("hour"),
     )
+
+
+TABLE = AggregateTable(TOPIC_ACTIVITY, ("topic", "minute"), "messages", new_rows, merge)
