@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from himalia.jupyter.channels import Channel
 from himalia.jupyter.lifecycle import ENDINGS, RequestState
-from himalia.jupyter.records import headers_of
+from himalia.jupyter.records import read_headers
 from himalia.jupyter.timeline import REMEMBER_US, KernelTimeline
 from himalia.record import Record
 from tests.jupyter import corpus
@@ -53,7 +53,7 @@ def orphans_of(records: Sequence[Record]) -> Iterator[int]:
     waiting: dict[str, list[int]] = {}
     for record in records:
         changed = timeline.apply(record)
-        headers = headers_of(record)
+        headers = read_headers(record)
         for state in changed:
             if state.is_known:
                 waiting.pop(state.request_id, None)
