@@ -13,8 +13,8 @@ SOURCE = Path(__file__).parents[1] / "src" / "himalia"
 
 VALUES = {"record", "errors", "topics", "token_proof"}
 FOUNDATION = VALUES | {"settings", "local_server", "retry", "throttle", "file_lock", "tasks"}
-BROKER = FOUNDATION | {"log", "pubsub"}
-JUPYTER = VALUES | {"jupyter"}
+BROKER = FOUNDATION | {"log", "protocol", "pubsub"}
+JUPYTER = VALUES | {"protocol", "jupyter"}
 IOPUB = JUPYTER | {"throttle", "iopub"}
 KEEPER = IOPUB | FOUNDATION | {"keeper"}
 MAY_IMPORT = {
@@ -40,7 +40,7 @@ MAY_IMPORT = {
     "client": VALUES | {"tls", "retry", "local_server", "protocol", "client"},
     "spark": VALUES
     | {"tls", "retry", "file_lock", "local_server", "protocol", "client", "tables", "malloc", "spark"},
-    "tables": VALUES | {"tables"},
+    "tables": VALUES | {"protocol", "tables"},
     "demo": VALUES | {"client", "demo"},
     "server": BROKER | KEEPER | {"kernels", "protocol", "tables", "malloc", "server"},
     "cli": BROKER | KEEPER | {"kernels", "protocol", "client", "spark", "tables", "server", "cli"},

@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from himalia.client import Client, SyncClient
     from himalia.errors import ErrorCode, HimaliaError
     from himalia.protocol import ClientMessage, ServerMessage
+    from himalia.protocol.models import CreateTopicRequest, CreateTopicResponse
     from himalia.pubsub import PubSubManager, Subscriber, Topic
     from himalia.record import Position, Record, Retention
-    from himalia.server.rest.models import CreateTopicRequest, CreateTopicResponse
 
 # Imported when asked for: a client need not load a server, nor a server a client.
 _HOMES = {
@@ -29,8 +29,8 @@ _HOMES = {
     "Position": "himalia.record",
     "Record": "himalia.record",
     "Retention": "himalia.record",
-    "CreateTopicRequest": "himalia.server.rest.models",
-    "CreateTopicResponse": "himalia.server.rest.models",
+    "CreateTopicRequest": "himalia.protocol.models",
+    "CreateTopicResponse": "himalia.protocol.models",
 }
 
 __all__ = [

@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from datetime import UTC, datetime
 from functools import lru_cache
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 
 class Record(msgspec.Struct, frozen=True, gc=False):
@@ -46,12 +48,15 @@ class Position(msgspec.Struct, frozen=True):
     epoch: str
 
 
-class Retention(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How much of a topic is kept; ``None`` means the server's default, 0 means without limit."""
+class Retention(msgspec.Struct, frozen=True):
+    """How much of a topic is kept; null means the server's default, 0 means without limit."""
 
-    age_s: float | None = None
-    bytes: int | None = None
-    count: int | None = None
+    # The bounds apply to requests: a client must be able to read whatever limits a server has.
+    age_s: Annotated[float | None, Meta(examples=[86400], extra={"request": {"ge": 0, "le": 1e12}})] = None
+    bytes: Annotated[
+        int | None, Meta(examples=[1_000_000_000], extra={"request": {"ge": 0, "le": 10**15}})
+    ] = None
+    count: Annotated[int | None, Meta(examples=[100_000], extra={"request": {"ge": 0, "le": 10**15}})] = None
 
     def with_defaults(self, default: Retention) -> Retention:
         """These limits, with ``default`` where this says nothing."""

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from himalia.client import Client
-from tests.client.relay import Relay
+from tests.client.faulty_relay import FaultyRelay
 from tests.servers import RunningServer
 
 
@@ -18,6 +18,6 @@ async def client(server: RunningServer) -> AsyncIterator[Client]:
 
 
 @pytest.fixture
-async def relay(server: RunningServer) -> AsyncIterator[Relay]:
-    async with Relay(server.port) as relay:
+async def relay(server: RunningServer) -> AsyncIterator[FaultyRelay]:
+    async with FaultyRelay(server.port) as relay:
         yield relay

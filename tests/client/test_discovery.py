@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from himalia.client import Client
-from himalia.client.discovery import Finder
+from himalia.client.discovery import ServerLocator
 from himalia.errors import BadRequest, ConnectionFailed
 from himalia.local_server import RunningServer as Announced
 from himalia.local_server import write_runtime_file
@@ -56,7 +56,7 @@ def test_the_newest_of_several_and_then_the_same_log() -> None:
     """Of several servers the newest is found first; afterwards only one with the same log will do."""
     _announce("http://127.0.0.1:1", "a", "log-a", 1)
     _announce("http://127.0.0.1:2", "b", "log-b", 2)
-    finder = Finder()
+    finder = ServerLocator()
     assert finder.find().url == "http://127.0.0.1:2"
     _announce("http://127.0.0.1:3", "c", "log-c", 3)
     assert finder.find().url == "http://127.0.0.1:2"
@@ -84,9 +84,9 @@ def test_a_url_as_people_paste_it(given: str, url: str, token: str | None) -> No
 def test_what_is_no_url_is_refused(given: str) -> None:
     """A URL that cannot work is refused before anything is connected."""
     with pytest.raises(BadRequest, match="http://127"):
-        Finder(given)
+        ServerLocator(given)
 
 
 def _found(url: str | None = None, token: str | None = None) -> tuple[str, str | None]:
-    address = Finder(url, token).find()
+    address = ServerLocator(url, token).find()
     return address.url, address.token

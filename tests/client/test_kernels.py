@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from himalia.client import Client, Execution, Submitted, SyncClient
-from himalia.client.answers import Kernel
 from himalia.errors import (
     BadRequest,
     ExecutionNotFound,
@@ -15,6 +14,7 @@ from himalia.errors import (
     KernelNotFound,
     KernelUnavailable,
 )
+from himalia.protocol.models import Kernel
 from tests.servers import DEADLINE_S, RunningServer
 from tests.shared_kernel_server import kernel_server
 

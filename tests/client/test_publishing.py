@@ -16,8 +16,8 @@ from himalia.errors import (
     RateLimited,
     TopicNotFound,
 )
-from tests.client.reading import take_events, until
-from tests.client.relay import Relay
+from tests.client.faulty_relay import FaultyRelay
+from tests.client.receive import receive_events, until
 from tests.servers import RunningServer
 
 
@@ -43,20 +43,20 @@ async def test_the_same_id_is_stored_once(client: Client) -> None:
     assert [event.payload async for event in client.read("orders")] == [1, 2]
 
 
-async def test_a_lost_acknowledgement_does_not_store_twice(client: Client, relay: Relay) -> None:
+async def test_a_lost_acknowledgement_does_not_store_twice(client: Client, relay: FaultyRelay) -> None:
     """When the message was stored and its ack was lost, the client publishes again, and there is one record."""
     async with Client(relay.url) as publisher:
         await publisher.publish("orders", "before")
-        relay.losing_answers = True
+        relay.drops_replies = True
         publishing = asyncio.create_task(publisher.publish("orders", "once"))
         await relay.lost.wait()
-        relay.losing_answers = False
+        relay.drops_replies = False
         relay.cut()
         assert (await publishing).offset == 1
     assert [event.payload async for event in client.read("orders")] == ["before", "once"]
 
 
-async def test_many_lost_acknowledgements_keep_the_order(client: Client, relay: Relay) -> None:
+async def test_many_lost_acknowledgements_keep_the_order(client: Client, relay: FaultyRelay) -> None:
     """Through any number of broken connections, what is published in order is stored in order, each once."""
     async with Client(relay.url) as publisher:
         receipts: list[Published] = []
@@ -86,12 +86,12 @@ async def test_a_publish_waits_for_a_server_that_comes_back(serve: Callable[...,
 
 
 async def test_no_acknowledgement_in_time_is_an_error_that_says_what_to_do(
-    client: Client, relay: Relay
+    client: Client, relay: FaultyRelay
 ) -> None:
     """Who gives up waiting is told that the message may be stored, and its id, with which a repeat is safe."""
     async with Client(relay.url) as publisher:
         await publisher.publish("orders", 1)
-        relay.losing_answers = True
+        relay.drops_replies = True
         with pytest.raises(ConnectionFailed, match="same id") as caught:
             await publisher.publish("orders", 2, timeout_s=0.2)
     id = caught.value.data["id"]
@@ -168,11 +168,11 @@ async def test_concurrent_publishes_share_a_connection(client: Client, server: R
     assert (await client.stats()).connections == 1
 
 
-async def test_closing_tells_whoever_still_waits(client: Client, relay: Relay) -> None:
+async def test_closing_tells_whoever_still_waits(client: Client, relay: FaultyRelay) -> None:
     """A publish that is under way when its client is closed fails; it does not hang."""
     publisher = Client(relay.url)
     await publisher.publish("orders", 1)
-    relay.losing_answers = True
+    relay.drops_replies = True
     publishing = asyncio.create_task(publisher.publish("orders", 2))
     await relay.lost.wait()
     await publisher.close()
@@ -223,11 +223,11 @@ async def test_a_refusal_among_many_says_which(client: Client) -> None:
     assert caught.value.data["index"] == 3
 
 
-async def test_an_endless_source_is_not_read_ahead_without_bound(client: Client, relay: Relay) -> None:
+async def test_an_endless_source_is_not_read_ahead_without_bound(client: Client, relay: FaultyRelay) -> None:
     """Of a source that is quicker than the server no more than a bounded number is under way."""
     async with Client(relay.url) as publisher:
         await publisher.publish("orders", -1)
-        relay.losing_answers = True
+        relay.drops_replies = True
         asked = 0
 
         def source() -> Iterator[int]:
@@ -265,7 +265,7 @@ async def test_a_cancelled_bulk_leaves_the_client_usable(client: Client) -> None
     """After publish_many was cancelled in the middle, the client publishes on."""
     publishing = asyncio.create_task(client.publish_many("orders", ({"n": n} for n in range(50_000))))
     async with client.subscribe("orders") as events:
-        await take_events(events, 1)
+        await receive_events(events, 1)
         publishing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await publishing

@@ -10,8 +10,8 @@ from himalia.client import Client, Disconnected, Event, Gap, Resumed, Subscripti
 from himalia.errors import Unauthorized
 from himalia.record import Position, Retention
 from himalia.server.identity.token import TokenFile
-from tests.client.reading import take, take_events, take_until, until
-from tests.client.relay import Relay
+from tests.client.faulty_relay import FaultyRelay
+from tests.client.receive import receive, receive_events, receive_until, until
 from tests.servers import RunningServer
 
 Serve = Callable[..., RunningServer]
@@ -50,31 +50,35 @@ async def _slowly(count: int):
         yield number
 
 
-async def test_a_connection_that_breaks_is_made_again(client: Client, relay: Relay) -> None:
+async def test_a_connection_that_breaks_is_made_again(client: Client, relay: FaultyRelay) -> None:
     """However often the network fails, every event comes once, in order, and the user is told of each failure."""
     async with Client(relay.url) as viewer, viewer.subscribe("orders", notices=True) as items:
         for number in range(5):
             await client.publish_many("orders", range(number * 100, number * 100 + 100))
-            events = await take_events(items, 50)
+            events = await receive_events(items, 50)
             relay.cut()
-            events += await take_events(items, 50)
+            events += await receive_events(items, 50)
             assert [event.payload for event in events] == list(range(number * 100, number * 100 + 100))
         relay.cut()
-        lost, resumed = await take(items, 2)
+        lost, resumed = await receive(items, 2)
     assert isinstance(lost, Disconnected)
     assert resumed == Resumed(relay.url)
 
 
-async def test_what_is_published_while_away_comes_after_the_resume(client: Client, relay: Relay) -> None:
+async def test_what_is_published_while_away_comes_after_the_resume(
+    client: Client, relay: FaultyRelay
+) -> None:
     """A live subscription that was cut off before its first event goes on where it began, not where it came back."""
     async with Client(relay.url) as viewer, viewer.subscribe("orders") as events:
         relay.cut()
         await client.publish_many("orders", range(200))
-        assert [event.payload for event in await take(events, 200)] == list(range(200))
+        assert [event.payload for event in await receive(events, 200)] == list(range(200))
 
 
 @pytest.mark.parametrize("with_epoch", [False, True])
-async def test_an_offset_beyond_the_end_is_waited_for(client: Client, relay: Relay, with_epoch: bool) -> None:
+async def test_an_offset_beyond_the_end_is_waited_for(
+    client: Client, relay: FaultyRelay, with_epoch: bool
+) -> None:
     """A start beyond the end gives no earlier record, before or after a resume; then every record from there."""
     published = await client.publish("orders", 0)
     start = Position(4, published.epoch) if with_epoch else 4
@@ -84,16 +88,16 @@ async def test_an_offset_beyond_the_end_is_waited_for(client: Client, relay: Rel
     ):
         await client.publish("orders", 1)
         relay.cut()
-        assert [type(item) for item in await take(items, 2)] == [Disconnected, Resumed]
+        assert [type(item) for item in await receive(items, 2)] == [Disconnected, Resumed]
         await client.publish_many("orders", range(2, 6))
-        assert [item.offset for item in await take(items, 2)] == [4, 5]
+        assert [item.offset for item in await receive(items, 2)] == [4, 5]
 
 
-async def test_a_resume_keeps_the_policy(client: Client, relay: Relay) -> None:
+async def test_a_resume_keeps_the_policy(client: Client, relay: FaultyRelay) -> None:
     """A subscription that was live is served after a resume as it was before: drop_oldest, and its limit."""
     async with Client(relay.url) as viewer, viewer.subscribe("orders", client_id="v", notices=True) as items:
         relay.cut()
-        await take_until(items, Resumed)
+        await receive_until(items, Resumed)
         policies = {one.client_id: one.policy for one in (await client.stats()).subscribers}
     assert policies == {"v": "drop_oldest"}
     async with (
@@ -101,39 +105,39 @@ async def test_a_resume_keeps_the_policy(client: Client, relay: Relay) -> None:
         viewer.subscribe("orders", from_=0, client_id="v", notices=True) as items,
     ):
         relay.cut()
-        await take_until(items, Resumed)
+        await receive_until(items, Resumed)
         policies = {one.client_id: one.policy for one in (await client.stats()).subscribers}
     assert policies == {"v": "lossless"}
 
 
-async def test_a_topic_made_again_while_away_is_a_gap(client: Client, relay: Relay) -> None:
+async def test_a_topic_made_again_while_away_is_a_gap(client: Client, relay: FaultyRelay) -> None:
     """A resume into a topic of the same name but another epoch says so and starts at its first record."""
     await client.publish_many("orders", range(5))
     async with Client(relay.url) as viewer, viewer.subscribe("orders", last_n=1, notices=True) as items:
-        await take(items, 1)
+        await receive(items, 1)
         relay.port, port = 1, relay.port
         relay.cut()
         await client.delete_topic("orders")
         await client.create_topic("orders")
         await client.publish("orders", "new")
         relay.port = port
-        found = await take_until(items, Event)
+        found = await receive_until(items, Event)
     assert Gap("orders", 5, 0, 1) in found
     assert (found[-1].offset, found[-1].payload) == (0, "new")
 
 
-async def test_what_retention_took_while_away_is_a_gap(client: Client, relay: Relay) -> None:
+async def test_what_retention_took_while_away_is_a_gap(client: Client, relay: FaultyRelay) -> None:
     """A subscriber that was away for longer than records are kept is told exactly where it goes on."""
     await client.create_topic("short", Retention(count=10))
     async with Client(relay.url) as viewer, viewer.subscribe("short", notices=True) as items:
         await client.publish("short", 0)
-        await take(items, 1)
+        await receive(items, 1)
         relay.port, port = 1, relay.port
         relay.cut()
         await client.publish_many("short", range(1, 100))
         await until(lambda: _first_kept(client, "short", at_least=2))
         relay.port = port
-        found = await take_until(items, Event)
+        found = await receive_until(items, Event)
     gap = next(item for item in found if isinstance(item, Gap))
     assert (gap.topic, gap.requested) == ("short", 1)
     assert found[-1].offset == gap.first > 1
@@ -143,7 +147,7 @@ async def _first_kept(client: Client, name: str, at_least: int) -> bool:
     return any(topic.first >= at_least for topic in await client.topics() if topic.name == name)
 
 
-async def test_a_topic_deleted_while_away_ends_the_subscription(client: Client, relay: Relay) -> None:
+async def test_a_topic_deleted_while_away_ends_the_subscription(client: Client, relay: FaultyRelay) -> None:
     """A resume that finds its topic gone ends the iteration with the notice; it does not try for ever."""
     async with Client(relay.url) as viewer, viewer.subscribe("orders", notices=True) as items:
         relay.port, port = 1, relay.port
@@ -155,7 +159,7 @@ async def test_a_topic_deleted_while_away_ends_the_subscription(client: Client, 
     assert found[-1] == TopicDeleted("orders")
 
 
-async def test_a_pattern_resumes_each_topic_and_finds_new_ones(client: Client, relay: Relay) -> None:
+async def test_a_pattern_resumes_each_topic_and_finds_new_ones(client: Client, relay: FaultyRelay) -> None:
     """After a cut a pattern goes on in each topic it knew, from the start in those made later, each record once."""
     await client.create_topic("eu.old")
     await client.create_topic("eu.gone")
@@ -163,7 +167,7 @@ async def test_a_pattern_resumes_each_topic_and_finds_new_ones(client: Client, r
         await client.publish_many("eu.old", range(3))
         await client.create_topic("eu.later")
         await client.publish_many("eu.later", range(3))
-        seen = await take_events(items, 6)
+        seen = await receive_events(items, 6)
         relay.port, port = 1, relay.port
         relay.cut()
         await client.publish_many("eu.old", range(3, 6))
@@ -172,10 +176,10 @@ async def test_a_pattern_resumes_each_topic_and_finds_new_ones(client: Client, r
         await client.publish_many("eu.away", range(6))
         await client.delete_topic("eu.gone")
         relay.port = port
-        notices = await take_until(items, TopicDeleted)
-        seen += await take_events(items, 12)
+        notices = await receive_until(items, TopicDeleted)
+        seen += await receive_events(items, 12)
         await client.publish("eu.away", 6)
-        seen += await take_events(items, 1)
+        seen += await receive_events(items, 1)
     assert notices[-1] == TopicDeleted("eu.gone")
     by_topic: dict[str, list[int]] = {}
     for event in seen:
@@ -194,7 +198,7 @@ async def test_a_restarted_server_is_found_with_its_new_token(serve: Serve, tmp_
         again = serve()
         assert again.token != server.token
         await client.publish("orders", 2)
-        assert [event.payload for event in await take(events, 2)] == [1, 2]
+        assert [event.payload for event in await receive(events, 2)] == [1, 2]
 
 
 async def test_a_refused_resume_is_not_tried_for_ever(serve: Serve) -> None:
@@ -202,39 +206,39 @@ async def test_a_refused_resume_is_not_tried_for_ever(serve: Serve) -> None:
     server = serve(token="the-old-token-0123456789")
     server.create("orders")
     async with (
-        Relay(server.port) as relay,
+        FaultyRelay(server.port) as relay,
         Client(relay.url, "the-old-token-0123456789") as client,
         client.subscribe("orders") as events,
     ):
         await asyncio.to_thread(server.stop)
         relay.port = serve(token="the-new-token-0123456789").port
         with pytest.raises(Unauthorized):
-            await take(events, 1)
+            await receive(events, 1)
 
 
 async def test_a_server_that_falls_silent_is_left(
-    client: Client, relay: Relay, monkeypatch: pytest.MonkeyPatch
+    client: Client, relay: FaultyRelay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A connection on which the server neither speaks nor answers is given up, and a new one made."""
-    monkeypatch.setattr(connection, "QUIET_S", 0.1)
+    monkeypatch.setattr(connection, "PING_AFTER_S", 0.1)
     async with Client(relay.url) as viewer, viewer.subscribe("orders", notices=True) as items:
-        relay.losing_answers = True
+        relay.drops_replies = True
         await client.publish("orders", 1)
-        lost = (await take(items, 1))[0]
-        relay.losing_answers = False
-        [event] = await take_events(items, 1)
+        lost = (await receive(items, 1))[0]
+        relay.drops_replies = False
+        [event] = await receive_events(items, 1)
     assert isinstance(lost, Disconnected) and "does not answer" in lost.reason
     assert event.payload == 1
 
 
 async def test_a_quiet_topic_is_no_reason_to_reconnect(
-    client: Client, relay: Relay, monkeypatch: pytest.MonkeyPatch
+    client: Client, relay: FaultyRelay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that has nothing to say answers when it is asked, and the connection stays."""
-    monkeypatch.setattr(connection, "QUIET_S", 0.05)
+    monkeypatch.setattr(connection, "PING_AFTER_S", 0.05)
     async with Client(relay.url) as viewer, viewer.subscribe("orders", notices=True) as items:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(anext(items), 0.5)
         await client.publish("orders", 1)
-        assert [item.payload for item in await take(items, 1)] == [1]
+        assert [item.payload for item in await receive(items, 1)] == [1]
     assert relay.connections == 1

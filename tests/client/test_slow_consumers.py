@@ -7,7 +7,7 @@ import pytest
 
 from himalia.client import Client, Dropped, Event
 from himalia.errors import SlowConsumer
-from tests.client.reading import take_events, until
+from tests.client.receive import receive_events, until
 from tests.servers import DEADLINE_S, RunningServer
 
 BIG = "x" * 100_000
@@ -68,7 +68,7 @@ async def test_back_pressure_reaches_the_server(client: Client, server: RunningS
 
     async with client.subscribe("orders", policy="lossless") as events:
         count = await _flood(client, lagging)
-        assert [event.offset for event in await take_events(events, count)] == list(range(count))
+        assert [event.offset for event in await receive_events(events, count)] == list(range(count))
 
 
 async def test_a_slow_subscription_does_not_hold_up_another(client: Client) -> None:
@@ -109,7 +109,7 @@ async def test_a_slow_reader_that_wants_to_be_cut_off_is(client: Client) -> None
         assert offsets == list(range(seen))
         await publishing
     async with client.subscribe("orders", from_=positions) as events:
-        rest = await take_events(events, 400 - seen)
+        rest = await receive_events(events, 400 - seen)
     assert [event.offset for event in rest] == list(range(seen, 400))
 
 
@@ -123,4 +123,4 @@ async def test_an_application_that_slept_gets_everything(serve: Callable[..., Ru
 
     async with Client(server.url) as client, client.subscribe("orders", policy="lossless") as events:
         count = await _flood(client, let_go)
-        assert [event.offset for event in await take_events(events, count)] == list(range(count))
+        assert [event.offset for event in await receive_events(events, count)] == list(range(count))

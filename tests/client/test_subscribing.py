@@ -8,7 +8,7 @@ import pytest
 
 from himalia.client import Client, Event, SubscriptionReplaced, TopicCreated, TopicDeleted
 from himalia.errors import BadFilter, BadRequest, ConnectionFailed, TopicNotFound, Unauthorized
-from tests.client.reading import take, take_events
+from tests.client.receive import receive, receive_events
 from tests.servers import RunningServer
 
 
@@ -16,7 +16,7 @@ async def test_an_event_has_everything_that_was_published(client: Client) -> Non
     """An event carries topic, offset, time, id, headers and the payload as it was published."""
     async with client.subscribe("orders") as events:
         published = await client.publish("orders", {"sku": "A-17"}, headers={"source": "shop"})
-        [event] = await take(events, 1)
+        [event] = await receive(events, 1)
     assert (event.topic, event.offset, event.ts, event.id) == (
         "orders",
         published.offset,
@@ -33,7 +33,7 @@ async def test_last_n_comes_before_what_is_live(client: Client) -> None:
     await client.publish_many("orders", range(10))
     async with client.subscribe("orders", last_n=3) as events:
         await client.publish("orders", 10)
-        assert [event.payload for event in await take(events, 4)] == [7, 8, 9, 10]
+        assert [event.payload for event in await receive(events, 4)] == [7, 8, 9, 10]
 
 
 async def test_a_subscriber_begins_where_it_says(client: Client) -> None:
@@ -41,28 +41,28 @@ async def test_a_subscriber_begins_where_it_says(client: Client) -> None:
     receipts = []
     await client.publish_many("orders", range(5), on_published=receipts.append)
     async with client.subscribe("orders", from_=3, epoch=receipts[0].epoch) as events:
-        assert [event.offset for event in await take(events, 2)] == [3, 4]
+        assert [event.offset for event in await receive(events, 2)] == [3, 4]
     async with client.subscribe("orders", since=receipts[0].ts) as events:
-        assert [event.offset for event in await take(events, 5)] == [0, 1, 2, 3, 4]
+        assert [event.offset for event in await receive(events, 5)] == [0, 1, 2, 3, 4]
 
 
 async def test_a_filter_lets_through_what_it_holds_for(client: Client) -> None:
     """Only records for which the expression holds are delivered, at their own offsets."""
     async with client.subscribe("orders", filter="message.payload.total > 100") as events:
         await client.publish_many("orders", [{"total": 50}, {"total": 150}, {"total": 99}, {"total": 101}])
-        assert [event.offset for event in await take(events, 2)] == [1, 3]
+        assert [event.offset for event in await receive(events, 2)] == [1, 3]
 
 
 async def test_positions_go_on_in_another_subscription(client: Client) -> None:
     """What ``positions`` says after an event, given as ``from_``, begins right behind that event."""
     await client.publish_many("orders", range(6))
     async with client.subscribe("orders", from_=0) as events:
-        await take(events, 4)
+        await receive(events, 4)
         positions = events.positions
     async with client.subscribe("orders", from_=positions) as events:
-        assert [event.offset for event in await take(events, 2)] == [4, 5]
+        assert [event.offset for event in await receive(events, 2)] == [4, 5]
     async with client.subscribe("orders", from_=positions["orders"]) as events:
-        assert [event.offset for event in await take(events, 2)] == [4, 5]
+        assert [event.offset for event in await receive(events, 2)] == [4, 5]
 
 
 async def test_positions_of_a_pattern_leave_out_no_new_topic(client: Client) -> None:
@@ -70,13 +70,13 @@ async def test_positions_of_a_pattern_leave_out_no_new_topic(client: Client) -> 
     await client.create_topic("eu.a")
     await client.publish("eu.a", 1)
     async with client.subscribe("eu.*", from_=0) as events:
-        await take(events, 1)
+        await receive(events, 1)
         positions = events.positions
     await client.create_topic("eu.b")
     await client.publish("eu.b", 2)
     await client.publish("eu.a", 3)
     async with client.subscribe("eu.*", from_=positions) as events:
-        found = {(event.topic, event.offset): event.payload for event in await take(events, 2)}
+        found = {(event.topic, event.offset): event.payload for event in await receive(events, 2)}
     assert found == {("eu.b", 0): 2, ("eu.a", 1): 3}
 
 
@@ -105,8 +105,8 @@ async def test_overlapping_subscriptions_are_independent(client: Client) -> None
     """Two subscriptions of one client that match the same topic each get every event once."""
     async with client.subscribe("orders") as one, client.subscribe(">") as other:
         await client.publish_many("orders", range(5))
-        assert [event.payload for event in await take(one, 5)] == list(range(5))
-        assert [event.payload for event in await take(other, 5)] == list(range(5))
+        assert [event.payload for event in await receive(one, 5)] == list(range(5))
+        assert [event.payload for event in await receive(other, 5)] == list(range(5))
 
 
 async def test_a_pattern_follows_topics_made_later(client: Client) -> None:
@@ -114,7 +114,7 @@ async def test_a_pattern_follows_topics_made_later(client: Client) -> None:
     async with client.subscribe("eu.*", notices=True) as items:
         await client.create_topic("eu.a")
         await client.publish("eu.a", 1)
-        created, event = await take(items, 2)
+        created, event = await receive(items, 2)
     assert isinstance(created, TopicCreated) and created.topic == "eu.a"
     assert isinstance(event, Event) and event.payload == 1
 
@@ -134,10 +134,10 @@ async def test_a_deleted_topic_does_not_end_a_pattern(client: Client) -> None:
     """A pattern goes on with its other topics, and with the same name if it is made again."""
     async with client.subscribe(">", notices=True) as items:
         await client.delete_topic("orders")
-        assert await take(items, 1) == [TopicDeleted("orders")]
+        assert await receive(items, 1) == [TopicDeleted("orders")]
         await client.create_topic("orders")
         await client.publish("orders", "new")
-        assert [event.payload for event in await take_events(items, 1)] == ["new"]
+        assert [event.payload for event in await receive_events(items, 1)] == ["new"]
 
 
 async def test_replaced_by_the_same_client_id(client: Client) -> None:
@@ -145,11 +145,11 @@ async def test_replaced_by_the_same_client_id(client: Client) -> None:
     async with client.subscribe("orders", client_id="me") as older:
         async with client.subscribe("orders", client_id="me") as newer:
             with pytest.raises(SubscriptionReplaced, match="'me' has taken over 'orders'"):
-                await take(older, 1)
+                await receive(older, 1)
             await client.publish("orders", 1)
-            assert [event.payload for event in await take(newer, 1)] == [1]
+            assert [event.payload for event in await receive(newer, 1)] == [1]
         with pytest.raises(SubscriptionReplaced):
-            await take(older, 1)
+            await receive(older, 1)
 
 
 async def test_what_cannot_be_subscribed_is_refused_on_entering(client: Client) -> None:
@@ -193,9 +193,9 @@ async def test_a_wrong_token_is_refused(serve: Callable[..., RunningServer]) -> 
 async def test_a_subscription_is_one_tasks_own(client: Client) -> None:
     """A second task that iterates the same subscription is told so; the first goes on."""
     async with client.subscribe("orders") as events:
-        waiting = asyncio.create_task(take(events, 1))
+        waiting = asyncio.create_task(receive(events, 1))
         await asyncio.sleep(0)
-        with pytest.raises(BadRequest, match="iterated elsewhere"):
+        with pytest.raises(BadRequest, match="another task iterates"):
             await anext(events)
         await client.publish("orders", 1)
         assert [event.payload for event in await waiting] == [1]

@@ -7,7 +7,7 @@ import pytest
 
 from himalia.iopub.result import ExecutionError, ExecutionResult
 from himalia.jupyter.channels import Channel
-from himalia.jupyter.lifecycle import ExecutionStatus
+from himalia.protocol.models import ExecutionStatus
 from tests.jupyter.request_records import KERNEL, REQUEST, TOPIC, status, stream
 from tests.jupyter.request_records import message as said
 

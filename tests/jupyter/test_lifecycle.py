@@ -17,7 +17,6 @@ from himalia.jupyter.lifecycle import (
     DONE_STAGES,
     ENDINGS,
     TRANSITIONS,
-    ExecutionStatus,
     RequestOrigin,
     RequestStage,
     RequestState,
@@ -31,6 +30,7 @@ from himalia.jupyter.request_events import (
     to_event,
 )
 from himalia.jupyter.wire import KernelMessage
+from himalia.protocol.models import ExecutionStatus
 from himalia.record import Draft
 from tests.jupyter.request_records import (
     REQUEST,

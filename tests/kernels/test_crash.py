@@ -12,10 +12,10 @@ from typing import Any
 import psutil
 import pytest
 
-from himalia.jupyter.lifecycle import ExecutionStatus
 from himalia.kernels.recovery import Leftovers
 from himalia.kernels.request import Code, Request
 from himalia.log import open_log
+from himalia.protocol.models import ExecutionStatus
 from himalia.pubsub import PubSubManager
 from himalia.record import Record
 from himalia.settings import Settings

@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, Self
 
-from tests.client.relay import Relay
+from tests.client.faulty_relay import FaultyRelay
 from tests.servers import DEADLINE_S, RunningServer
 
 
@@ -18,7 +18,7 @@ class CuttableNetwork:
         self._server = server
 
     def __enter__(self) -> Self:
-        self._relay = Relay(self._server.port)
+        self._relay = FaultyRelay(self._server.port)
         self._on_loop(self._relay.__aenter__())
         self.url = self._relay.url
         return self

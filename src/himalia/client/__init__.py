@@ -1,18 +1,5 @@
-"""The client library: ``Client`` for asyncio, ``SyncClient`` for everything else."""
+"""The client library: ``Client`` for asyncio, ``SyncClient`` for other code."""
 
-from himalia.client.answers import (
-    ClockConfirmed,
-    Execution,
-    Health,
-    Kernel,
-    KernelSpecs,
-    SessionSummary,
-    Stats,
-    Submitted,
-    TableRows,
-    TableSummary,
-    TopicSummary,
-)
 from himalia.client.client import Client
 from himalia.client.events import (
     Disconnected,
@@ -30,6 +17,19 @@ from himalia.client.events import (
 from himalia.client.subscription import Subscription
 from himalia.client.sync import SyncClient, SyncSubscription
 from himalia.errors import SubscriptionReplaced
+from himalia.protocol.models import (
+    ClockConfirmed,
+    Execution,
+    Health,
+    Kernel,
+    KernelSpecs,
+    SessionSummary,
+    Stats,
+    Submitted,
+    TableRows,
+    TableSummary,
+    TopicSummary,
+)
 
 __all__ = [
     "Client",

@@ -1,4 +1,4 @@
-"""Where the server is: said by the caller, by the environment, or by a server that runs on this machine."""
+"""The server's address: from the caller, the environment, or a server that runs on this machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SCHEMES = {"http": "http", "https": "https", "ws": "http", "wss": "https"}
 
 
 class Address(msgspec.Struct, frozen=True):
-    """A server's base URL without a slash at the end, and the token to send it."""
+    """A server's base URL, without a trailing slash, and the token for it."""
 
     url: str
     token: str | None
@@ -33,7 +33,7 @@ class Address(msgspec.Struct, frozen=True):
 
     @property
     def is_loopback(self) -> bool:
-        """Whether it is this machine, where no proxy belongs in between."""
+        """Whether the URL names this machine, to which requests never go through a proxy."""
         host = urlsplit(self.url).hostname or ""
         if host == "localhost":
             return True
@@ -44,22 +44,22 @@ class Address(msgspec.Struct, frozen=True):
 
     @property
     def needs_proof(self) -> bool:
-        """Whether a server on this machine has to prove that it knows the token before it is sent.
+        """Whether a server on this machine must prove that it knows the token before the client sends it.
 
-        Any program can take the port of a server that is down. TLS tells who answers. A JSON Web Token is not known
-        to the server beforehand.
+        Any program can take the port of a server that is down. TLS authenticates the server by itself, and a JSON Web
+        Token is not known to the server beforehand.
         """
         return self.token is not None and not self.is_secure and not is_web_token(self.token)
 
     def is_proxied(self, *schemes: str) -> bool:
-        """Whether the environment names a proxy for this server, by one of these schemes."""
+        """Return whether the environment sets a proxy for this server under one of these schemes."""
         if self.is_loopback or proxy_bypass(urlsplit(self.url).hostname or ""):
             return False
         return not getproxies().keys().isdisjoint(schemes)
 
     @property
     def is_overheard(self) -> bool:
-        """Whether the token crosses a network in the clear."""
+        """Whether the token would cross a network unencrypted."""
         return self.token is not None and not self.is_loopback and not self.is_secure
 
     @property
@@ -67,11 +67,11 @@ class Address(msgspec.Struct, frozen=True):
         return {"Authorization": f"Bearer {self.token}"} if self.token else {}
 
 
-class Finder:
-    """Finds the server, anew for each connection: one that was restarted may have another port and token.
+class ServerLocator:
+    """Locates the server for each connection: after a restart it may have another port and token.
 
-    The URL and the token are, each by itself: the argument, else ``HIMALIA_URL`` and ``HIMALIA_TOKEN``, else what
-    a server running on this machine has announced. Of several the newest is taken, and from then on the one with
+    URL and token are taken independently from the argument, else from ``HIMALIA_URL`` and ``HIMALIA_TOKEN``, else from
+    the runtime file of a server on this machine. Of several servers it takes the newest, and from then on the one with
     the same log. A URL may be the one that ``himalia serve`` printed, with ``?token=``.
     """
 
@@ -84,7 +84,7 @@ class Finder:
         self._log: str | None = None
 
     def find(self) -> Address:
-        """Where to connect now. Raises ``ConnectionFailed`` if no server is known."""
+        """Return the current address. Raises ``ConnectionFailed`` if there is no server."""
         if self._url is not None and self._token is not None:
             return Address(self._url, self._token)
         server = self._running()
@@ -107,7 +107,7 @@ class Finder:
 
 
 def _parse(url: str) -> tuple[str, str | None]:
-    """The base URL and the token in it. The token never stays in the URL, where logs would show it."""
+    """Split a URL into base URL and token. The token never stays in the URL, where logs would show it."""
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         scheme, _ = _SCHEMES[parts.scheme.lower()], parts.port
@@ -115,6 +115,6 @@ def _parse(url: str) -> tuple[str, str | None]:
         scheme = ""
     if not scheme or not parts.hostname:
         shown = url.partition("?")[0]
-        raise BadRequest(f"{shown!r} is not the URL of a server; it looks like http://127.0.0.1:8000")
+        raise BadRequest(f"{shown!r} is not the URL of a server; use the form http://127.0.0.1:8000")
     token = parse_qs(parts.query).get("token", [None])[0]
     return urlunsplit((scheme, parts.netloc, parts.path.rstrip("/"), "", "")), token

@@ -1,4 +1,4 @@
-"""Errors of the client: the server's codes as exceptions, and foreign exceptions translated at the edge."""
+"""Errors of the client: exceptions from the server's codes, and from the exceptions of other libraries."""
 
 from __future__ import annotations
 
@@ -10,45 +10,49 @@ import msgspec
 
 from himalia.errors import ConnectionFailed, HimaliaError
 from himalia.protocol import ErrorBody
+from himalia.protocol.models import ErrorResponse
 from himalia.tls import hint_for
 
 
-class _Answer(msgspec.Struct):
-    error: ErrorBody
-
-
 def error_from(body: ErrorBody, **data: Any) -> HimaliaError:
-    """The exception for an error that the server sent. A code that this client does not know is a plain one."""
+    """Make the exception of an error that the server sent; of an unknown code, a plain ``HimaliaError``."""
     return HimaliaError.from_code(body.code, body.message, **data)
 
 
-def error_from_answer(url: str, status: int, body: bytes, **data: Any) -> HimaliaError:
-    """The exception for an HTTP answer that is not a success."""
+def error_from_response(url: str, status: int, body: bytes, **data: Any) -> HimaliaError:
+    """Make the exception of an HTTP response that is not a success."""
     try:
-        return error_from(msgspec.json.decode(body, type=_Answer).error, status=status, **data)
+        return error_from(msgspec.json.decode(body, type=ErrorResponse).error, status=status, **data)
     except msgspec.MsgspecError:
-        return ConnectionFailed(
-            f"{url} answers {status} like no Himalia server does; check the URL", status=status
-        )
+        return not_himalia(url, status)
+
+
+def not_himalia(url: str, status: int | None = None) -> ConnectionFailed:
+    """Make the exception of a response that no Himalia server sends."""
+    if status is None:
+        return ConnectionFailed(f"{url} answers like no Himalia server does; check the URL")
+    return ConnectionFailed(
+        f"{url} answers {status} like no Himalia server does; check the URL", status=status
+    )
 
 
 @contextmanager
-def translating(url: str, *foreign: type[Exception]) -> Iterator[None]:
-    """Raise ``ConnectionFailed`` with a sentence that says what to do, instead of any of the ``foreign`` exceptions."""
+def translate_errors(url: str, *foreign: type[Exception]) -> Iterator[None]:
+    """Raise ``ConnectionFailed``, whose message says what to do, in place of any of the ``foreign`` exceptions."""
     try:
         yield
     except HimaliaError:
         raise
     except foreign as error:
-        raise ConnectionFailed(_sentence(url, error), url=url) from error
+        raise ConnectionFailed(_describe(url, error), url=url) from error
 
 
-def _sentence(url: str, error: Exception) -> str:
+def _describe(url: str, error: Exception) -> str:
     if _was_refused(error):
         return f"no server answers at {url}; start one with 'himalia serve', or check the URL"
     if isinstance(error, TimeoutError) or "Timeout" in type(error).__name__:
         return f"{url} does not answer in time"
-    reason = next((told for cause in _chain(error) if (told := " ".join(str(cause).split()))), None)
+    reason = next((text for cause in _chain(error) if (text := " ".join(str(cause).split()))), None)
     reason = reason or type(error).__name__
     return f"the connection to {url} failed: {reason}{hint_for(url, reason)}"
 
@@ -61,7 +65,7 @@ def _was_refused(error: BaseException) -> bool:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """The exception and those that caused it: libraries wrap them several deep, some without a word."""
+    """Yield the exception and its causes: libraries wrap them several deep, some without a message."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__

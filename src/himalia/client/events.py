@@ -1,4 +1,4 @@
-"""What a client gets: events, notices of what happened to its subscription, receipts of what it published."""
+"""Values that the client library returns: events, notices about a subscription, receipts of publishes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typing import Any
 import msgspec
 
 from himalia.protocol import Message
+from himalia.protocol.models import StoredMessage
 
 
 class Event(msgspec.Struct, frozen=True, dict=True):
-    """A record of a topic. ``raw`` is its payload as JSON; ``payload`` is decoded when first asked for."""
+    """A record of a topic. ``raw`` is its payload as JSON; ``payload`` is decoded on first use."""
 
     topic: str
     offset: int
@@ -28,7 +29,7 @@ class Event(msgspec.Struct, frozen=True, dict=True):
         try:
             return msgspec.json.decode(self.raw)
         except msgspec.MsgspecError:
-            # Lone surrogates and the like, which the standard library lets pass.
+            # The standard library accepts lone surrogates, which msgspec refuses.
             return json.loads(self.raw)
 
     @property
@@ -37,12 +38,12 @@ class Event(msgspec.Struct, frozen=True, dict=True):
         return datetime.fromisoformat(self.ts)
 
     @classmethod
-    def of(cls, topic: str, offset: int, ts: str, message: Message) -> Event:
+    def of(cls, topic: str, offset: int, ts: str, message: Message | StoredMessage) -> Event:
         return cls(topic, offset, ts, message.id, message.headers or {}, bytes(message.payload))
 
 
 class Dropped(msgspec.Struct, frozen=True):
-    """This subscriber was too slow for its policy: offsets ``first`` to ``last`` were skipped. ``read`` has them."""
+    """The subscriber was too slow for its policy: the server dropped ``first`` to ``last``. ``read`` returns them."""
 
     topic: str
     first: int
@@ -51,8 +52,8 @@ class Dropped(msgspec.Struct, frozen=True):
 
 
 class Gap(msgspec.Struct, frozen=True):
-    """Delivery goes on at ``first`` and not at ``requested``: the records between are not kept any more, or the
-    topic was deleted and created again (then ``requested`` may be behind ``first``)."""
+    """Delivery resumes at ``first`` instead of ``requested``: the records between are no longer stored, or the topic
+    was deleted and created again (``requested`` may then be greater than ``first``)."""
 
     topic: str
     requested: int
@@ -61,33 +62,33 @@ class Gap(msgspec.Struct, frozen=True):
 
 
 class TopicCreated(msgspec.Struct, frozen=True):
-    """A topic that matches the pattern was made; its events follow from its first one on."""
+    """A topic that matches the pattern was created; all of its events follow."""
 
     topic: str
     epoch: str
 
 
 class TopicDeleted(msgspec.Struct, frozen=True):
-    """The topic is gone. A subscription to just this topic ends here; one to a pattern goes on with the others."""
+    """The topic was deleted. A subscription to it ends; one to a pattern continues with the other topics."""
 
     topic: str
 
 
 class FilterFailure(msgspec.Struct, frozen=True):
-    """The content filter failed on a record (not on all: then it would not have been taken). It was left out."""
+    """The content filter failed on a record, which was left out."""
 
     topic: str
     message: str
 
 
 class Disconnected(msgspec.Struct, frozen=True):
-    """The connection was lost. The subscription reconnects by itself and goes on where it was."""
+    """The connection was lost. The subscription reconnects by itself and resumes after the last event."""
 
     reason: str
 
 
 class Resumed(msgspec.Struct, frozen=True):
-    """Connected again. What was published meanwhile follows."""
+    """The subscription has reconnected. Events that were published meanwhile follow."""
 
     url: str
 
@@ -96,7 +97,7 @@ Notice = Dropped | Gap | TopicCreated | TopicDeleted | FilterFailure | Disconnec
 
 
 class Outgoing(msgspec.Struct, frozen=True):
-    """A message to publish, where the payload alone does not say it all."""
+    """A message to publish with its own id or headers."""
 
     payload: Any
     id: str | None = None
@@ -104,9 +105,9 @@ class Outgoing(msgspec.Struct, frozen=True):
 
 
 class Published(msgspec.Struct, frozen=True):
-    """A message that is stored: a crash of the server cannot take it back.
+    """The receipt of a stored message, which survives a crash of the server.
 
-    One that was published before with the same id has the offset that it got then.
+    If a message with the same id was stored before, it has the offset of that one.
     """
 
     topic: str

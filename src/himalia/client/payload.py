@@ -1,4 +1,4 @@
-"""Python values as the JSON of a payload: exactly what they are, or refused with what to do."""
+"""Encoding of Python values as JSON payloads: without loss, or refused with a message that says what to do."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ DEPTH_MAX = 1000
 
 
 def encode_payload(payload: Any) -> bytes:
-    """The JSON of a payload. ``msgspec.Raw`` is JSON already and is kept.
+    """Encode a payload. ``msgspec.Raw`` holds JSON already and is not changed.
 
-    Raises ``BadRequest`` for what JSON cannot say: NaN and infinities, which an encoder would turn into null, or into
-    text if they are Decimals, and sets, which it would turn into lists in no order. A scalar of numpy counts as the
-    number that it holds.
+    Raises ``BadRequest`` for what JSON cannot represent: NaN and infinities, which the encoder would turn into null, or
+    into strings if they are Decimals, and sets, which it would turn into lists in arbitrary order. A numpy scalar is
+    encoded as its number.
     """
     if isinstance(payload, msgspec.Raw):
         return bytes(payload)
@@ -28,20 +28,20 @@ def encode_payload(payload: Any) -> bytes:
         _check(payload, 0)
         return _encode(payload)
     except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
-        raise BadRequest(f"this payload cannot be written as JSON: {error}") from None
+        raise BadRequest(f"cannot encode the payload as JSON: {error}") from None
 
 
 def _check(value: Any, depth: int) -> None:
-    """``ValueError`` for what would be stored as something else. Structs and dataclasses are looked into too."""
+    """Raise ``ValueError`` for a value that the encoder would change. Checks fields of structs and dataclasses too."""
     kind = type(value)
     if kind is str or kind is int or kind is bool or value is None:
         return
     if isinstance(value, float):
         if not math.isfinite(value):
-            raise ValueError(f"JSON has no {float(value)!r}; send None or a string in its place")
+            raise ValueError(f"JSON has no {float(value)!r}; send None or a string instead")
         return
     if isinstance(value, Decimal) and not value.is_finite():
-        raise ValueError(f"JSON has no {value}; send None or a string in its place")
+        raise ValueError(f"JSON has no {value}; send None or a string instead")
     if depth > DEPTH_MAX:
         raise ValueError(f"it is nested more than {DEPTH_MAX} deep")
     if isinstance(value, dict):
@@ -62,7 +62,7 @@ def _check(value: Any, depth: int) -> None:
 
 
 def _check_names(value: dict[Any, Any]) -> None:
-    """Names are strings. Numbers become strings as names, and so the same name as a string beside them."""
+    """Check the keys of a dict. Numbers are encoded as strings, so they may collide with keys that are strings."""
     others = [name for name in value if type(name) is not str]
     for name in others:
         held = name.value if isinstance(name, Enum) else name
@@ -73,7 +73,7 @@ def _check_names(value: dict[Any, Any]) -> None:
 
 
 def _fields(kind: type) -> Iterable[str]:
-    """The names of what is in a msgspec struct, a dataclass or a class of attrs; nothing of another kind."""
+    """Return the field names of a msgspec struct, a dataclass or an attrs class; none of another class."""
     if issubclass(kind, msgspec.Struct):
         return kind.__struct_fields__
     if attributes := getattr(kind, "__attrs_attrs__", None):
@@ -82,9 +82,9 @@ def _fields(kind: type) -> Iterable[str]:
 
 
 def _encode_scalar(value: Any) -> Any:
-    """What msgspec does not know: a scalar of numpy (or pandas, or torch) is the Python value that it holds."""
+    """Convert a value that msgspec does not know: a scalar of numpy, pandas or torch to its Python value."""
     item = getattr(value, "item", None)
-    # Of numpy's times the number that they hold depends on their unit, and "not a time" would be null.
+    # The number in a numpy time depends on its unit, and NaT would become null.
     is_time = getattr(getattr(value, "dtype", None), "kind", "") in ("M", "m")
     if callable(item) and getattr(value, "shape", None) == () and not is_time:
         held = item()
@@ -93,7 +93,7 @@ def _encode_scalar(value: Any) -> Any:
             return held
     kind = type(value)
     raise TypeError(
-        f"a {kind.__module__}.{kind.__qualname__} is no JSON; convert it first, such as by .tolist() or str()"
+        f"a {kind.__module__}.{kind.__qualname__} is not JSON; convert it first, for example with .tolist() or str()"
     )
 
 

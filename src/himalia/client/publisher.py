@@ -1,4 +1,4 @@
-"""Publishes over a WebSocket, one message or many: retried with the same ids until the server has acknowledged them."""
+"""Publishing over a WebSocket, one message or many: retried with the same ids until the server acknowledges them."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ from himalia.retry import TRANSIENT_ERRORS, Backoff
 logger = logging.getLogger("himalia.client")
 
 
-class Unacknowledged:
-    """A message that was handed over and not answered yet."""
+class PendingPublish:
+    """A submitted message that the server has not acknowledged yet."""
 
-    __slots__ = ("answer", "backoff", "deadline", "frame", "id", "refusal", "topic")
+    __slots__ = ("backoff", "deadline", "frame", "id", "receipt", "refusal", "topic")
 
     def __init__(self, topic: str, id: str, frame: bytes, deadline: float) -> None:
         self.topic = topic
         self.id = id
         self.frame = frame
         self.deadline = deadline
-        self.answer: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
-        # Why the server would not take it for the moment; it is sent again after a while.
+        self.receipt: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
+        # The transient error of the last attempt, until the message is sent again.
         self.refusal: HimaliaError | None = None
         self.backoff = Backoff()
 
 
 class Publisher:
-    """Messages go out in the order of ``submit`` and, after a lost connection, again in that order: the server
-    has stored a first part of them, and knows by their ids which."""
+    """Sends messages in the order of ``submit``. After a lost connection it sends the pending ones again in that order:
+    the server has stored a prefix of them, and recognizes those by their ids."""
 
     def __init__(self, dial: Callable[[], Awaitable[Connection]]) -> None:
         self._dial = dial
-        self._waiting: dict[str, Unacknowledged] = {}
+        self._pending: dict[str, PendingPublish] = {}
         self._unsent: deque[str] = deque()
         self._work = asyncio.Event()
         self._request_ids = itertools.count(1)
@@ -54,39 +54,39 @@ class Publisher:
         self._connected_once = False
         self._backoff = Backoff()
 
-    def submit(self, topic: str, outgoing: Outgoing, timeout_s: float) -> Unacknowledged:
-        """Hand a message over to be sent; ``settle`` waits for what becomes of it."""
+    def submit(self, topic: str, outgoing: Outgoing, timeout_s: float) -> PendingPublish:
+        """Queue a message for sending; ``wait`` returns its receipt."""
         message = _message(outgoing)
         request_id = str(next(self._request_ids))
         frame = encode(ClientMessage("publish", topic=topic, message=message, request_id=request_id))
         deadline = asyncio.get_running_loop().time() + timeout_s
-        waiting = self._waiting[request_id] = Unacknowledged(topic, message.id, frame, deadline)
-        waiting.answer.add_done_callback(lambda answer: self._waiting.pop(request_id, None))
+        pending = self._pending[request_id] = PendingPublish(topic, message.id, frame, deadline)
+        pending.receipt.add_done_callback(lambda _: self._pending.pop(request_id, None))
         self._send_soon(request_id)
         if self._running is None or self._running.done():
             self._running = asyncio.create_task(self._run())
-        return waiting
+        return pending
 
-    async def settle(self, waiting: Unacknowledged) -> Published:
-        """Where the message was stored. Raises the server's refusal, or what kept it from answering in time."""
-        if waiting.answer.done():
-            return waiting.answer.result()
+    async def wait(self, pending: PendingPublish) -> Published:
+        """Wait until the message is stored. Raises the server's error, or the reason for the timeout."""
+        if pending.receipt.done():
+            return pending.receipt.result()
         try:
-            async with asyncio.timeout_at(waiting.deadline):
-                return await waiting.answer
+            async with asyncio.timeout_at(pending.deadline):
+                return await pending.receipt
         except TimeoutError:
-            raise waiting.refusal or ConnectionFailed(
-                f"the server has not acknowledged message {waiting.id} in time, so it may be stored or not; "
-                "publish it again with the same id, then it is stored once",
-                id=waiting.id,
-                topic=waiting.topic,
+            raise pending.refusal or ConnectionFailed(
+                f"the server did not acknowledge message {pending.id} in time, so it may or may not be stored; "
+                "publish it again with the same id: it is stored once",
+                id=pending.id,
+                topic=pending.topic,
             ) from None
         finally:
-            # Also when the caller was cancelled: what was not sent yet is not sent any more.
-            waiting.answer.cancel()
+            # Also if the caller was cancelled: a message that was not sent yet is then never sent.
+            pending.receipt.cancel()
 
     async def close(self) -> None:
-        """End the connection. Whoever still waits is told."""
+        """Close the connection. Pending publishes fail."""
         if self._running is not None:
             self._running.cancel()
             await asyncio.gather(self._running, return_exceptions=True)
@@ -99,14 +99,14 @@ class Publisher:
     # The connection
 
     async def _run(self) -> None:
-        """Keep a connection for as long as there is something to send; one that breaks while idle is left alone."""
+        """Keep a connection open while messages are pending; one that is lost while idle is not reopened."""
         try:
             while True:
                 await self._work.wait()
                 try:
-                    await self._converse()
+                    await self._run_connection()
                 except TRANSIENT_ERRORS as error:
-                    await self._try_again(error)
+                    await self._retry(error)
                 except HimaliaError as error:
                     self._fail_all(error)
         except Exception as error:
@@ -114,7 +114,7 @@ class Publisher:
             self._fail_all(InternalError(f"the client failed on a publish: {error!r}"))
             raise
 
-    async def _converse(self) -> None:
+    async def _run_connection(self) -> None:
         """Send and receive on one connection until it ends, which raises."""
         connection = await self._dial()
         self._connected_once = True
@@ -129,95 +129,96 @@ class Publisher:
                 await connection.close()
         raise next(outcome for outcome in outcomes if isinstance(outcome, Exception))
 
-    async def _try_again(self, error: HimaliaError) -> None:
-        logger.debug("publishing is interrupted: %s", error)
+    async def _retry(self, error: HimaliaError) -> None:
+        logger.debug("publishing was interrupted: %s", error)
         if not self._connected_once:
-            # Nothing was sent yet, and a wrong URL does not get better by waiting.
+            # Nothing was sent yet, and waiting does not correct a wrong URL.
             self._fail_all(error)
             return
-        if not self._waiting:
-            self._forget_unsent()
+        if not self._pending:
+            self._clear_unsent()
             return
         await asyncio.sleep(self._backoff.next_s())
-        self._forget_unsent()
-        for request_id in self._waiting:
+        self._clear_unsent()
+        for request_id in self._pending:
             self._send_soon(request_id)
 
-    def _forget_unsent(self) -> None:
+    def _clear_unsent(self) -> None:
         self._unsent.clear()
         self._work.clear()
 
     def _fail_all(self, error: HimaliaError) -> None:
-        for waiting in list(self._waiting.values()):
-            if not waiting.answer.done():
-                _fail(waiting, error)
-        self._waiting.clear()
-        self._forget_unsent()
+        for pending in list(self._pending.values()):
+            if not pending.receipt.done():
+                _fail(pending, error)
+        self._pending.clear()
+        self._clear_unsent()
 
     async def _send(self, connection: Connection) -> None:
         while True:
             await self._work.wait()
             while self._unsent:
-                waiting = self._waiting.get(self._unsent.popleft())
-                if waiting is not None:
-                    await connection.send(waiting.frame)
+                pending = self._pending.get(self._unsent.popleft())
+                if pending is not None:
+                    await connection.send(pending.frame)
             self._work.clear()
 
     async def _receive(self, connection: Connection) -> None:
         while True:
-            answer = await connection.receive()
-            if answer.type == "ack":
+            reply = await connection.receive()
+            if reply.type == "ack":
                 self._backoff.reset()
-                self._acknowledged(answer)
-            elif answer.type == "error" and answer.error is not None:
-                self._refused(answer)
+                self._on_ack(reply)
+            elif reply.type == "error" and reply.error is not None:
+                self._on_error(reply)
 
-    # Answers
+    # Replies
 
-    def _acknowledged(self, ack: ServerMessage) -> None:
-        waiting = self._waiting.pop(ack.request_id or "", None)
-        if waiting is None or waiting.answer.done():
+    def _on_ack(self, ack: ServerMessage) -> None:
+        pending = self._pending.pop(ack.request_id or "", None)
+        if pending is None or pending.receipt.done():
             return
         assert ack.offset is not None and ack.epoch is not None and ack.ts is not None
-        waiting.answer.set_result(Published(waiting.topic, ack.offset, ack.epoch, ack.ts, waiting.id))
+        pending.receipt.set_result(Published(pending.topic, ack.offset, ack.epoch, ack.ts, pending.id))
 
-    def _refused(self, answer: ServerMessage) -> None:
-        assert answer.error is not None
-        request_id = answer.request_id
-        if request_id is None and answer.error.code == ErrorCode.MESSAGE_TOO_LARGE:
+    def _on_error(self, reply: ServerMessage) -> None:
+        assert reply.error is not None
+        request_id = reply.request_id
+        if request_id is None and reply.error.code == ErrorCode.MESSAGE_TOO_LARGE:
             request_id = self._largest()
-        waiting = self._waiting.get(request_id or "")
-        if request_id is None or waiting is None or waiting.answer.done():
-            logger.debug("an error that belongs to nothing: %s", answer.error.message)
+        pending = self._pending.get(request_id or "")
+        if request_id is None or pending is None or pending.receipt.done():
+            logger.debug("ignoring an error of no pending publish: %s", reply.error.message)
             return
-        error = error_from(answer.error, topic=waiting.topic, id=waiting.id)
+        error = error_from(reply.error, topic=pending.topic, id=pending.id)
         if not isinstance(error, TRANSIENT_ERRORS):
-            # At once, not when the callback of the answer runs: the next error may be about size as well.
-            del self._waiting[request_id]
-            _fail(waiting, error)
+            # Now, not when the future's callback runs: the next error may be about size too, and ``_largest`` must not
+            # return this one again.
+            del self._pending[request_id]
+            _fail(pending, error)
             return
-        waiting.refusal = error
-        delay_s = waiting.backoff.next_s()
+        pending.refusal = error
+        delay_s = pending.backoff.next_s()
         asyncio.get_running_loop().call_later(delay_s, self._send_refused, request_id)
 
     def _send_refused(self, request_id: str) -> None:
-        waiting = self._waiting.get(request_id)
-        if waiting is not None and waiting.refusal is not None:
-            waiting.refusal = None
+        pending = self._pending.get(request_id)
+        if pending is not None and pending.refusal is not None:
+            pending.refusal = None
             self._send_soon(request_id)
 
     def _largest(self) -> str | None:
-        """Whom an error about size is for. The server skips a frame that is too large and cannot tell its id; but
-        if any was too large, then so was the largest."""
+        """Return the request that an error about size belongs to. The server skips a frame that is too large without
+        reading its id; but if any was too large, so was the largest."""
         unsent = set(self._unsent)
-        sent = [request_id for request_id in self._waiting if request_id not in unsent]
-        return max(sent, key=lambda request_id: len(self._waiting[request_id].frame), default=None)
+        sent = [request_id for request_id in self._pending if request_id not in unsent]
+        return max(sent, key=lambda request_id: len(self._pending[request_id].frame), default=None)
 
 
-def _fail(waiting: Unacknowledged, error: HimaliaError) -> None:
-    waiting.answer.set_exception(error)
-    # Looked at here: somebody who was cancelled meanwhile never does, and that is no accident to warn of.
-    waiting.answer.exception()
+def _fail(pending: PendingPublish, error: HimaliaError) -> None:
+    pending.receipt.set_exception(error)
+    # Retrieved here: a caller that was cancelled never does, and asyncio would log that.
+    pending.receipt.exception()
 
 
 def _message(outgoing: Outgoing) -> Message:
@@ -231,11 +232,11 @@ def _message(outgoing: Outgoing) -> Message:
 IN_FLIGHT_MAX = 1024
 IN_FLIGHT_BYTES_MAX = 16 * 1024 * 1024
 
-Window = asyncio.Queue[Unacknowledged | None]
+Window = asyncio.Queue[PendingPublish | None]
 
 
-class Bulk:
-    """One call of ``publish_many``: a feeder hands over what the source gives, a settler takes the answers in order."""
+class BulkPublish:
+    """One call of ``publish_many``: one task submits the messages, another waits for the receipts in order."""
 
     def __init__(
         self,
@@ -252,40 +253,40 @@ class Bulk:
         self._in_flight_bytes = 0
 
     async def publish(self, source: Iterable[Any] | AsyncIterable[Any]) -> int:
-        """Publish all; returns how many. If the source fails, what it gave before is stored, then its error raised."""
+        """Publish all messages; returns their number. If ``source`` raises, what it yielded before is stored first."""
         feeding = asyncio.create_task(self._feed(source))
-        settling = asyncio.create_task(self._settle())
+        collecting = asyncio.create_task(self._collect())
         try:
-            await asyncio.wait({feeding, settling}, return_when=asyncio.FIRST_COMPLETED)
-            if not settling.done():
+            await asyncio.wait({feeding, collecting}, return_when=asyncio.FIRST_COMPLETED)
+            if not collecting.done():
                 await self._window.put(None)
-            # Comes first: a message that was refused came before whatever the source failed on.
-            count = await settling
+            # Awaited first: a message that was refused precedes an exception of the source.
+            count = await collecting
             await feeding
             return count
         finally:
-            await self._stop(feeding, settling)
+            await self._stop(feeding, collecting)
 
     async def _feed(self, source: Iterable[Any] | AsyncIterable[Any]) -> None:
         async for item in _each(source):
             outgoing = item if isinstance(item, Outgoing) else Outgoing(item)
-            waiting = self._publisher.submit(self._topic, outgoing, self._timeout_s)
-            self._in_flight_bytes += len(waiting.frame)
-            await self._window.put(waiting)
+            pending = self._publisher.submit(self._topic, outgoing, self._timeout_s)
+            self._in_flight_bytes += len(pending.frame)
+            await self._window.put(pending)
             if self._in_flight_bytes > IN_FLIGHT_BYTES_MAX:
-                # When the newest is answered, next to nothing is under way any more.
-                await asyncio.wait([waiting.answer])
+                # When the newest is acknowledged, next to nothing is in flight.
+                await asyncio.wait([pending.receipt])
 
-    async def _settle(self) -> int:
+    async def _collect(self) -> int:
         count = 0
-        while (waiting := await self._window.get()) is not None:
+        while (pending := await self._window.get()) is not None:
             try:
-                published = await self._publisher.settle(waiting)
+                published = await self._publisher.wait(pending)
             except HimaliaError as error:
                 error.data["index"] = count
                 raise
             count += 1
-            self._in_flight_bytes -= len(waiting.frame)
+            self._in_flight_bytes -= len(pending.frame)
             if self._on_published is not None:
                 self._on_published(published)
         return count
@@ -295,9 +296,9 @@ class Bulk:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         while not self._window.empty():
-            waiting = self._window.get_nowait()
-            if waiting is not None:
-                waiting.answer.cancel()
+            pending = self._window.get_nowait()
+            if pending is not None:
+                pending.receipt.cancel()
 
 
 async def _each(source: Iterable[Any] | AsyncIterable[Any]) -> AsyncIterator[Any]:

@@ -1,74 +1,31 @@
-"""The REST calls of a client: topics, messages, tables and kernels."""
+"""HTTP: one call to REST and its decoded response, or the lines of a streamed one."""
 
 from __future__ import annotations
 
-import os
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any, TypeVar
-from urllib.parse import quote, urlencode
 
 import httpx
 import msgspec
 
-from himalia.client.answers import (
-    Attached,
-    ClockConfirmed,
-    Execution,
-    Health,
-    Kernel,
-    KernelSpecs,
-    SessionSummary,
-    Stats,
-    Submitted,
-    TableRows,
-    TableSummary,
-    TopicSummary,
-)
-from himalia.client.discovery import Address, Finder
-from himalia.client.errors import error_from_answer, translating
-from himalia.client.events import Event
+from himalia.client.discovery import Address, ServerLocator
+from himalia.client.errors import error_from_response, not_himalia, translate_errors
 from himalia.client.server_proof import PROOF_TIMEOUT_S, is_here, prove
-from himalia.errors import ConnectionFailed, TopicExists
-from himalia.protocol import Message
-from himalia.record import Retention
+from himalia.protocol import encode
 from himalia.tls import client_context
 
 NDJSON = "application/x-ndjson"
+JSON = "application/json"
 
-Answer = TypeVar("Answer")
-
-
-class _TopicList(msgspec.Struct):
-    topics: list[TopicSummary]
+Decoded = TypeVar("Decoded")
 
 
-class _TableList(msgspec.Struct):
-    tables: list[TableSummary]
+class RestClient:
+    """Calls the server's REST API. Calls are not retried: each returns or raises."""
 
-
-class _SessionList(msgspec.Struct):
-    sessions: list[SessionSummary]
-
-
-class _Revoked(msgspec.Struct):
-    count: int
-
-
-class _Stored(msgspec.Struct):
-    offset: int
-    ts: str
-    message: Message
-
-
-_decode_stored = msgspec.json.Decoder(_Stored).decode
-
-
-class Rest:
-    """Calls the server's REST interface. Nothing is retried: each call answers or raises."""
-
-    def __init__(self, finder: Finder, tls: ssl.SSLContext | None, timeout_s: float) -> None:
-        self._finder = finder
+    def __init__(self, locator: ServerLocator, tls: ssl.SSLContext | None, timeout_s: float) -> None:
+        self._locator = locator
         self._tls = tls
         self._timeout_s = timeout_s
         self._http: httpx.AsyncClient | None = None
@@ -77,105 +34,61 @@ class Rest:
         if self._http is not None:
             await self._http.aclose()
 
-    async def create_topic(self, name: str, retention: Retention | None, *, exist_ok: bool) -> bool:
-        body: dict[str, Any] = {"name": name}
-        if retention is not None:
-            body["retention"] = msgspec.to_builtins(retention)
-        try:
-            await self.call("POST", "/topics", dict[str, Any], json=body)
-        except TopicExists:
-            if not exist_ok:
-                raise
-            return False
-        return True
-
-    async def delete_topic(self, name: str) -> None:
-        await self.call("DELETE", f"/topics/{quote(name, safe='')}", dict[str, Any])
-
-    async def topics(self) -> list[TopicSummary]:
-        return (await self.call("GET", "/topics", _TopicList)).topics
-
-    async def stats(self) -> Stats:
-        return await self.call("GET", "/stats", Stats)
-
-    async def health(self) -> Health:
-        # 503 is a server that says what is wrong with it, which is what was asked.
-        return await self.call("GET", "/health", Health, also=503)
-
-    async def confirm_clock(self) -> ClockConfirmed:
-        return await self.call("POST", "/clock/confirm", ClockConfirmed)
-
-    async def tables(self) -> list[TableSummary]:
-        return (await self.call("GET", "/tables", _TableList)).tables
-
-    async def table(self, name: str, parameters: dict[str, Any]) -> TableRows:
-        given = {name: value for name, value in parameters.items() if value is not None}
-        return await self.call("GET", f"/tables/{quote(name, safe='')}?{urlencode(given)}", TableRows)
-
-    async def sessions(self) -> list[SessionSummary]:
-        return (await self.call("GET", "/sessions", _SessionList)).sessions
-
-    async def revoke_session(self, id: str) -> None:
-        await self.call("DELETE", f"/sessions/{quote(id, safe='')}", _Revoked)
-
-    async def revoke_sessions(self, caller: str | None) -> int:
-        query = "" if caller is None else "?" + urlencode({"caller": caller})
-        return (await self.call("DELETE", f"/sessions{query}", _Revoked)).count
-
-    async def read(self, topic: str, parameters: dict[str, Any]) -> AsyncGenerator[Event, None]:
-        address = self._finder.find()
-        given = {name: value for name, value in parameters.items() if value is not None}
-        request = self._client(address).build_request(
-            "GET",
-            f"{address.url}/topics/{quote(topic, safe='')}/messages",
-            params=given,
-            headers={**address.headers, "Accept": NDJSON},
-            extensions=_extensions(address),
-        )
-        with translating(address.url, httpx.HTTPError, httpx.InvalidURL):
-            response = await self._client(address).send(request, stream=True)
-            try:
-                if not response.is_success:
-                    raise error_from_answer(
-                        address.url, response.status_code, await response.aread(), topic=topic
-                    )
-                async for line in _lines(response):
-                    stored = _decode_stored(line)
-                    yield Event.of(topic, stored.offset, stored.ts, stored.message)
-            finally:
-                await response.aclose()
-
     async def call(
         self,
         method: str,
         path: str,
-        answer: type[Answer],
+        response_type: type[Decoded],
         *,
-        json: Any = None,
+        body: msgspec.Struct | None = None,
         also: int | None = None,
         is_long: bool = False,
-    ) -> Answer:
-        """One call and what it answers. ``is_long``: the answer may take any time, only the rest of it may not."""
-        address = self._finder.find()
-        timeout = httpx.Timeout(self._timeout_s, read=None if is_long else self._timeout_s)
-        with translating(address.url, httpx.HTTPError, httpx.InvalidURL):
+    ) -> Decoded:
+        """Call REST and decode the response.
+
+        ``also`` is a status that is not an error, besides the successful ones. ``is_long``: the response may take any
+        time; the timeout bounds only connecting and sending.
+        """
+        address = self._locator.find()
+        headers = address.headers if body is None else {**address.headers, "Content-Type": JSON}
+        with translate_errors(address.url, httpx.HTTPError, httpx.InvalidURL):
             response = await self._client(address).request(
                 method,
                 address.url + path,
-                json=json,
-                headers=address.headers,
-                timeout=timeout,
+                content=None if body is None else encode(body),
+                headers=headers,
+                timeout=httpx.Timeout(self._timeout_s, read=None if is_long else self._timeout_s),
                 extensions=_extensions(address),
             )
         if not response.is_success and response.status_code != also:
-            raise error_from_answer(address.url, response.status_code, response.content)
+            raise error_from_response(address.url, response.status_code, response.content)
         try:
-            # Nothing at all is the answer of what has nothing to say.
-            return msgspec.json.decode(response.content or b"null", type=answer)
+            # A response without content decodes to None.
+            return msgspec.json.decode(response.content or b"null", type=response_type)
         except msgspec.MsgspecError:
-            raise ConnectionFailed(
-                f"{address.url} answers like no Himalia server does; check the URL"
-            ) from None
+            raise not_himalia(address.url) from None
+
+    async def stream(
+        self, path: str, decode: Callable[[bytes], Decoded], **data: Any
+    ) -> AsyncGenerator[Decoded, None]:
+        """Yield the decoded lines of NDJSON. ``data`` is added to the error if the server refuses the call."""
+        address = self._locator.find()
+        request = self._client(address).build_request(
+            "GET",
+            address.url + path,
+            headers={**address.headers, "Accept": NDJSON},
+            extensions=_extensions(address),
+        )
+        with translate_errors(address.url, httpx.HTTPError, httpx.InvalidURL):
+            response = await self._client(address).send(request, stream=True)
+            try:
+                if not response.is_success:
+                    content = await response.aread()
+                    raise error_from_response(address.url, response.status_code, content, **data)
+                async for line in _lines(response):
+                    yield decode(line)
+            finally:
+                await response.aclose()
 
     def _client(self, address: Address) -> httpx.AsyncClient:
         if self._http is None:
@@ -191,7 +104,7 @@ def _is_proxied(address: Address) -> bool:
 
 
 def _extensions(address: Address) -> dict[str, Any]:
-    """Have each new connection checked before anything is sent on it: the library tells when there is one."""
+    """Verify the server on each new connection, before a request is sent on it; httpx calls ``trace`` then."""
     if not address.needs_proof or _is_proxied(address):
         return {}
 
@@ -215,7 +128,7 @@ def _extensions(address: Address) -> dict[str, Any]:
 
 
 async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:
-    """The lines of a body. httpx's own ``aiter_lines`` also breaks at U+2028 and others, which JSON may contain."""
+    """Yield the lines of a body. httpx's ``aiter_lines`` also splits at U+2028 and others, which JSON may contain."""
     rest = b""
     async for part in response.aiter_bytes():
         *lines, rest = (rest + part).split(b"\n")
@@ -223,77 +136,3 @@ async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:
             yield line
     if rest:
         yield rest
-
-
-Folder = str | os.PathLike[str]
-
-
-class KernelCalls:
-    """What the server is asked about kernels. Nothing is retried: to run code twice is not to run it once."""
-
-    def __init__(self, rest: Rest) -> None:
-        self._rest = rest
-
-    async def all(self) -> list[Kernel]:
-        return await self._rest.call("GET", "/api/kernels", list[Kernel])
-
-    async def specs(self) -> KernelSpecs:
-        return await self._rest.call("GET", "/api/kernelspecs", KernelSpecs)
-
-    async def get(self, kernel_id: str) -> Kernel:
-        return await self._rest.call("GET", _path(kernel_id), Kernel)
-
-    async def start(
-        self, name: str | None, *, cwd: Folder | None, path: Folder | None, env: Mapping[str, str] | None
-    ) -> Kernel:
-        wanted = {
-            "name": name,
-            "cwd": None if cwd is None else os.fspath(cwd),
-            "path": None if path is None else os.fspath(path),
-            "env": None if env is None else dict(env),
-        }
-        body = {name: value for name, value in wanted.items() if value is not None}
-        # The server has its own limit on how long a kernel may take.
-        return await self._rest.call("POST", "/api/kernels", Kernel, json=body, is_long=True)
-
-    async def attach(self, connection_file: str | os.PathLike[str]) -> Kernel:
-        body = {"connection_file": os.fspath(connection_file)}
-        return await self._rest.call("POST", "/api/kernels/attach", Kernel, json=body, is_long=True)
-
-    async def attach_all(self) -> Attached:
-        return await self._rest.call(
-            "POST", "/api/kernels/attach", Attached, json={"all": True}, is_long=True
-        )
-
-    async def stop(self, kernel_id: str) -> None:
-        await self._rest.call("DELETE", _path(kernel_id), type(None), is_long=True)
-
-    async def interrupt(self, kernel_id: str) -> None:
-        await self._rest.call("POST", _path(kernel_id, "interrupt"), type(None))
-
-    async def restart(self, kernel_id: str) -> Kernel:
-        return await self._rest.call("POST", _path(kernel_id, "restart"), Kernel, is_long=True)
-
-    async def execute(self, kernel_id: str, options: Mapping[str, Any]) -> Execution:
-        body = {**options, "wait": True}
-        return await self._rest.call("POST", _path(kernel_id, "execute"), Execution, json=body, is_long=True)
-
-    async def submit(self, kernel_id: str, options: Mapping[str, Any]) -> Submitted:
-        body = {**options, "wait": False}
-        return await self._rest.call("POST", _path(kernel_id, "execute"), Submitted, json=body)
-
-    async def execution(self, kernel_id: str, request_id: str, *, late: bool) -> Execution:
-        path = _path(kernel_id, "executions", request_id) + ("?late=true" if late else "")
-        return await self._rest.call("GET", path, Execution, is_long=True)
-
-    async def cancel(self, kernel_id: str, request_id: str) -> Execution:
-        return await self._rest.call(
-            "DELETE", _path(kernel_id, "executions", request_id), Execution, is_long=True
-        )
-
-    async def answer_input(self, kernel_id: str, value: str) -> None:
-        await self._rest.call("POST", _path(kernel_id, "input"), type(None), json={"value": value})
-
-
-def _path(kernel_id: str, *more: str) -> str:
-    return "/api/kernels/" + "/".join(quote(part, safe="") for part in (kernel_id, *more))

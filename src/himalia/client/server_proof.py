@@ -1,6 +1,6 @@
-"""Having a server prove that it knows the token before the token is sent to it; see ``himalia.token_proof``.
+"""Verifies that a server knows the token before the token is sent to it; see ``himalia.token_proof``.
 
-The proof is asked for on the very connection that the token is then sent over, once for each connection.
+The proof is requested on the connection that the token is then sent over, once for each connection.
 """
 
 from __future__ import annotations
@@ -14,39 +14,36 @@ from urllib.parse import urlsplit
 import msgspec
 
 from himalia.client.discovery import Address
-from himalia.client.errors import error_from_answer
+from himalia.client.errors import error_from_response
 from himalia.errors import ConnectionFailed, ErrorCode, HimaliaError
+from himalia.protocol.models import ProofResponse
 from himalia.token_proof import ANSWER_BYTES_MAX, Challenge, is_same_machine, not_proven
 
 PROOF_TIMEOUT_S = 10.0
-_PASSED_ON = (
+_RAISED_AS_SENT = (
     ErrorCode.UNAUTHORIZED,
     ErrorCode.FORBIDDEN,
     ErrorCode.TOO_MANY_CONNECTIONS,
     ErrorCode.SHUTTING_DOWN,
 )
-"""What a server may answer instead of a proof. Nothing is sent to it either way."""
+"""Errors that a server may return instead of a proof; the token is not sent after any of them."""
 
 Send = Callable[[bytes], Awaitable[None]]
 Receive = Callable[[], Awaitable[bytes]]
 
 
-class _Proof(msgspec.Struct):
-    proof: str
-
-
 async def prove(address: Address, send: Send, receive: Receive) -> None:
-    """Ask over a new connection. Raises the server's refusal, or ``ConnectionFailed`` if there is no valid proof."""
+    """Request the proof on a new connection. Raises the server's error, or ``ConnectionFailed`` if it is not valid."""
     assert address.token is not None
     challenge = Challenge(address.token)
     parts = urlsplit(address.url)
     head = f"GET {parts.path}{challenge.path} HTTP/1.1\r\nHost: {parts.netloc}\r\nAccept: application/json\r\n\r\n"
     await send(head.encode("ascii", "replace"))
-    status, body = await _answer(address, receive)
+    status, body = await _receive_response(address, receive)
     if status != 200:
         raise _refusal(address, status, body)
     try:
-        proof = msgspec.json.decode(body, type=_Proof).proof
+        proof = msgspec.json.decode(body, type=ProofResponse).proof
     except msgspec.MsgspecError:
         proof = ""
     if not challenge.is_met(proof):
@@ -54,17 +51,17 @@ async def prove(address: Address, send: Send, receive: Receive) -> None:
 
 
 def _refusal(address: Address, status: int, body: bytes) -> HimaliaError:
-    error = error_from_answer(address.url, status, body)
-    if error.data.get("code") in _PASSED_ON:
+    error = error_from_response(address.url, status, body)
+    if error.data.get("code") in _RAISED_AS_SENT:
         return error
     return ConnectionFailed(not_proven(address.url), url=address.url)
 
 
-async def _answer(address: Address, receive: Receive) -> tuple[int, bytes]:
-    """Status and body of one answer of known length, which is what a Himalia server sends."""
+async def _receive_response(address: Address, receive: Receive) -> tuple[int, bytes]:
+    """Receive one HTTP response with a Content-Length, as a Himalia server sends it; return status and body."""
     data = b""
     while b"\r\n\r\n" not in data:
-        data += await _more(address, receive, data)
+        data += await _receive_more(address, receive, data)
     head, _, body = data.partition(b"\r\n\r\n")
     first, *lines = head.decode("latin-1").split("\r\n")
     headers = {
@@ -75,11 +72,11 @@ async def _answer(address: Address, receive: Receive) -> tuple[int, bytes]:
     except (LookupError, ValueError):
         raise ConnectionFailed(not_proven(address.url), url=address.url) from None
     while len(body) < length:
-        body += await _more(address, receive, body)
+        body += await _receive_more(address, receive, body)
     return status, body
 
 
-async def _more(address: Address, receive: Receive, so_far: bytes) -> bytes:
+async def _receive_more(address: Address, receive: Receive, so_far: bytes) -> bytes:
     data = await receive()
     if not data or len(so_far) > ANSWER_BYTES_MAX:
         raise ConnectionFailed(not_proven(address.url), url=address.url)
@@ -87,15 +84,15 @@ async def _more(address: Address, receive: Receive, so_far: bytes) -> bytes:
 
 
 def is_here(own: Any, peer: Any) -> bool:
-    """Whether a connection ends on this machine; the arguments are the socket addresses of its ends."""
+    """Return whether both ends of a connection, given as socket addresses, are on this machine."""
     return is_same_machine(own[0], peer[0])
 
 
 async def connected_socket(address: Address) -> socket.socket:
-    """A socket that is connected to a server; if that is on this machine, it has proven that it knows the token."""
+    """Connect a socket to a server, and verify the server if it is on this machine."""
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(PROOF_TIMEOUT_S):
-        connected = await _connected(address)
+        connected = await _open_socket(address)
         try:
             if is_here(connected.getsockname(), connected.getpeername()):
                 await prove(
@@ -109,7 +106,7 @@ async def connected_socket(address: Address) -> socket.socket:
     return connected
 
 
-async def _connected(address: Address) -> socket.socket:
+async def _open_socket(address: Address) -> socket.socket:
     loop = asyncio.get_running_loop()
     parts = urlsplit(address.url)
     found = await loop.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_STREAM)
@@ -121,7 +118,7 @@ async def _connected(address: Address) -> socket.socket:
             await loop.sock_connect(opened, where)
         except BaseException as error:
             opened.close()
-            # A name may have addresses of both kinds, of which a server listens on one.
+            # A name may have IPv4 and IPv6 addresses, and the server may listen on one of them only.
             if not isinstance(error, OSError) or number == len(found):
                 raise
         else:

@@ -1,4 +1,4 @@
-"""A subscription that outlives its connections."""
+"""A subscription, which reconnects and resumes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from himalia.client.connection import Connection
 from himalia.client.errors import error_from
 from himalia.client.events import Disconnected, Dropped, Event, Gap, Notice, Resumed, TopicDeleted
-from himalia.client.subscription_state import Progress
+from himalia.client.subscription_state import SubscriptionState
 from himalia.errors import BadRequest, ConnectionFailed, ErrorCode, HimaliaError, TopicNotFound
 from himalia.protocol import ClientMessage, ServerMessage, encode
 from himalia.record import Position
@@ -23,28 +23,28 @@ from himalia.retry import TRANSIENT_ERRORS, Backoff
 
 logger = logging.getLogger("himalia.client")
 
-JOIN_TIMEOUT_S = 30.0
+SUBSCRIBE_TIMEOUT_S = 30.0
 
 Item = TypeVar("Item")
 Dial = Callable[[], Awaitable[Connection]]
 
 
 class Subscription(Generic[Item]):
-    """The events of a topic or pattern: ``async with`` subscribes, ``async for`` reads. Made by ``Client.subscribe``.
+    """The events of a topic or pattern, made by ``Client.subscribe``: enter it to subscribe, iterate to read.
 
-    It has a connection of its own, so a slow reader of one subscription does not hold up another. Nothing is read
-    ahead beyond a few frames: an application that is slow makes the server apply the subscription's policy.
+    Each subscription has its own connection, so a slow reader delays only itself. Only a few frames are read ahead: if
+    the application is slow, the server applies the subscription's policy.
 
-    A lost connection is made again, for as long as it takes, and delivery goes on behind the last event that was
-    yielded: nothing is lost, nothing comes twice, whatever the policy. The first connection is not retried, so a
-    wrong URL is told at once. Iteration
+    A lost connection is reopened, however long that takes, and delivery resumes after the last yielded event: no event
+    is lost or delivered twice, whatever the policy. The first connection is not retried, so a wrong URL raises at
+    once. The iteration
 
-    - ends after ``TopicDeleted`` of a subscription to one topic: there is nothing more to come;
-    - raises ``SubscriptionReplaced`` when another connection takes over the ``client_id``, ``SlowConsumer`` when
-      the server cuts it off under the policy ``disconnect`` (a reader that takes nothing at all for some seconds
-      does not hear that, and resumes), ``Unauthorized`` if a resume is refused for good.
+    - ends after ``TopicDeleted`` of a subscription to one topic;
+    - raises ``SubscriptionReplaced`` when another connection subscribes with the same ``client_id``, ``SlowConsumer``
+      when the server disconnects it under the policy ``disconnect`` (a reader that stalls for some seconds does not
+      receive that error, and resumes), and ``Unauthorized`` if the server refuses a resume.
 
-    One task may iterate at a time. Cancelling it, as by a timeout, loses nothing: iterate again to go on.
+    One task may iterate at a time. Cancelling it, for example by a timeout, loses no event: iterate again to resume.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Subscription(Generic[Item]):
         on_notice: Callable[[Notice], None] | None,
     ) -> None:
         self._dial = dial
-        self._progress = Progress(first)
+        self._state = SubscriptionState(first)
         self._notices = notices
         self._on_notice = on_notice
         self._connection: Connection | None = None
@@ -67,13 +67,13 @@ class Subscription(Generic[Item]):
         self._iterating = False
 
     async def __aenter__(self) -> Self:
-        self._connection = await self._join()
+        self._connection = await self._connect()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._progress.ended = True
+        self._state.ended = True
         await self._disconnect()
 
     def __aiter__(self) -> Self:
@@ -81,7 +81,7 @@ class Subscription(Generic[Item]):
 
     async def __anext__(self) -> Item:
         if self._iterating:
-            raise BadRequest("this subscription is being iterated elsewhere; give each task its own")
+            raise BadRequest("another task iterates over this subscription; give each task its own")
         self._iterating = True
         try:
             return await self._next()
@@ -94,33 +94,33 @@ class Subscription(Generic[Item]):
                 item: Event | Notice | None = self._ready.popleft()
             elif self._failure is not None:
                 raise self._failure
-            elif self._progress.ended:
+            elif self._state.ended:
                 raise StopAsyncIteration
             else:
                 item = await self._receive()
             if item is None:
                 continue
-            if isinstance(item, Event) or self._tell(item):
+            if isinstance(item, Event) or self._deliver_notice(item):
                 return cast(Item, item)
 
     @property
     def topic(self) -> str:
-        return self._progress.topic
+        return self._state.topic
 
     @property
     def positions(self) -> Mapping[str, Position]:
-        """For each topic, what comes after the last event yielded. Give it to ``subscribe(from_=...)`` to go on
-        from there, in another process or on another day."""
-        return dict(self._progress.positions)
+        """The position after the last yielded event, by topic. Pass it to ``subscribe(from_=...)`` to resume there,
+        also in another process."""
+        return dict(self._state.positions)
 
     # Notices
 
-    def _tell(self, notice: Notice) -> bool:
-        """Pass a notice on; says whether it is to be yielded."""
+    def _deliver_notice(self, notice: Notice) -> bool:
+        """Call ``on_notice``, or log a loss. Returns whether the iteration yields the notice."""
         if self._on_notice is not None:
             self._on_notice(notice)
         elif not self._notices and isinstance(notice, Dropped | Gap):
-            # Records that this subscriber does not get are never passed over in silence.
+            # A loss that the application does not handle is at least logged.
             logger.warning("%s", notice)
         return self._notices
 
@@ -129,9 +129,9 @@ class Subscription(Generic[Item]):
     async def _receive(self) -> Event | Notice | None:
         try:
             if self._connection is None:
-                await self._rejoin()
+                await self._reconnect()
                 return None
-            return self._progress.received(await self._connection.receive())
+            return self._state.on_message(await self._connection.receive())
         except ConnectionFailed as error:
             await self._disconnect()
             return Disconnected(error.message)
@@ -140,13 +140,13 @@ class Subscription(Generic[Item]):
             await self._disconnect()
             raise
 
-    async def _rejoin(self) -> None:
-        """Connect and resume, trying until it works or the topic is gone."""
+    async def _reconnect(self) -> None:
+        """Connect and resume, with retries until that succeeds or the topic is deleted."""
         while True:
             try:
-                self._connection = await self._join()
+                self._connection = await self._connect()
             except TopicNotFound:
-                self._progress.ended = True
+                self._state.ended = True
                 self._ready.append(TopicDeleted(self.topic))
                 return
             except TRANSIENT_ERRORS as error:
@@ -157,34 +157,34 @@ class Subscription(Generic[Item]):
                 return
             await asyncio.sleep(self._backoff.next_s())
 
-    async def _join(self) -> Connection:
-        """A connection on which the server has acknowledged where delivery begins."""
+    async def _connect(self) -> Connection:
+        """Open a connection and subscribe. The server has then acknowledged where delivery begins."""
         connection = await self._dial()
         try:
-            async with asyncio.timeout(JOIN_TIMEOUT_S):
-                while (told := self._progress.acknowledged(await self._ask(connection))) is None:
-                    logger.debug("%s has new topics; asking for their first records", self.topic)
+            async with asyncio.timeout(SUBSCRIBE_TIMEOUT_S):
+                while (notices := self._state.on_ack(await self._subscribe(connection))) is None:
+                    logger.debug("%s has new topics; requesting their first records", self.topic)
         except TimeoutError:
             await connection.close()
-            raise ConnectionFailed(f"{connection.url} does not acknowledge the subscription") from None
+            raise ConnectionFailed(f"{connection.url} did not acknowledge the subscription in time") from None
         except BaseException:
             await connection.close()
             raise
-        self._ready.extend(told)
+        self._ready.extend(notices)
         return connection
 
-    async def _ask(self, connection: Connection) -> ServerMessage:
-        """Subscribe, and wait for the answer to just this request."""
+    async def _subscribe(self, connection: Connection) -> ServerMessage:
+        """Send the subscribe request and return its ack. Raises the server's error."""
         self._requests += 1
-        request = replace(self._progress.request(), request_id=f"subscribe-{self._requests}")
+        request = replace(self._state.request(), request_id=f"subscribe-{self._requests}")
         await connection.send(encode(request))
         while True:
-            answer = await connection.receive()
-            if answer.error is not None and answer.error.code != ErrorCode.FILTER_FAILED:
-                # Also one without our id: a request too large to be read at all has none.
-                raise error_from(answer.error, topic=self.topic)
-            if answer.request_id == request.request_id:
-                return answer
+            reply = await connection.receive()
+            if reply.error is not None and reply.error.code != ErrorCode.FILTER_FAILED:
+                # Also an error without a request id: the server cannot read the id of a request that is too large.
+                raise error_from(reply.error, topic=self.topic)
+            if reply.request_id == request.request_id:
+                return reply
 
     async def _disconnect(self) -> None:
         connection, self._connection = self._connection, None

@@ -1,7 +1,7 @@
-"""Where a subscription stands. No I/O: server messages come in, events and notices come out.
+"""The state of a subscription, without I/O: server messages in, events and notices out.
 
-What is asked for first is what the user asked for; after a lost connection it is every topic at the offset behind
-the last one seen, with its epoch, so that nothing is lost and nothing comes twice.
+The first request is the caller's. After a lost connection the request names, for each topic, the position after the
+last event and its epoch, so that no event is lost or delivered twice.
 """
 
 from __future__ import annotations
@@ -27,85 +27,85 @@ from himalia.record import Position
 from himalia.topics import is_pattern
 
 
-class Progress:
-    """The positions of one subscription, and what each message of the server does to them."""
+class SubscriptionState:
+    """The positions of one subscription, and how each message of the server changes them."""
 
     def __init__(self, first: ClientMessage) -> None:
         assert first.topic is not None
         self.topic = first.topic
         self.follows_pattern = is_pattern(first.topic)
-        # For each topic the offset that comes next.
+        # The next offset, by topic.
         self.positions: dict[str, Position] = {}
-        # Whether the server has said yet where the topics stand.
+        # Whether the positions are known: from an ack, or from the caller.
         self.joined = False
-        # The topic is gone, and nothing will come any more.
+        # The topic was deleted, so no more events follow.
         self.ended = False
-        # Topics that a resume found, and that are being asked for from their start.
-        self._made_while_away: set[str] = set()
+        # Topics that the ack of a resume named for the first time, requested again from their first record.
+        self._created_while_disconnected: set[str] = set()
         self._first = first
         self._policy = first.policy or _default_policy(first)
         if isinstance(first.start, dict):
-            # A map of positions is a resume already: topics it does not name are new and begin at their start.
+            # A map of positions is a resume: topics that it lacks are new and begin at their first record.
             self.positions = {topic: _position(at) for topic, at in first.start.items()}
             self.joined = self.follows_pattern
 
     def request(self) -> ClientMessage:
-        """What to ask the server for now."""
+        """Return the ``subscribe`` message to send now."""
         if not self.joined:
             return self._first
-        # The server's default for a start by offset is lossless; a resume must not change how the user is served.
+        # The server's default policy for a start by offset is lossless; a resume must not change the policy.
         resume = replace(self._first, last_n=None, since=None, epoch=None, policy=self._policy)
         if self.follows_pattern:
-            resume.start = {topic: _as_json(at) for topic, at in self.positions.items()}
+            resume.start = {topic: _to_json(at) for topic, at in self.positions.items()}
         else:
             at = self.positions[self.topic]
             resume.start, resume.epoch = at.offset, at.epoch or None
         return resume
 
-    def acknowledged(self, ack: ServerMessage) -> list[Notice] | None:
-        """Take over the positions of an ack; returns what it tells, or ``None`` if it is not what we need.
+    def on_ack(self, ack: ServerMessage) -> list[Notice] | None:
+        """Adopt the positions of an ack. Returns the resulting notices, or None if ``request`` must be sent again.
 
-        Topics that were made while we were away begin, for the server, at their end. They are ours from their
-        first record on, so ``request`` has to be sent again; whatever comes before its answer is to be ignored.
+        The server starts topics that were created while the client was disconnected at their end. The subscription
+        covers them from their first record, so they are requested again; messages before the next ack are ignored.
         """
-        given = self._given(ack)
-        if self.joined and (missed := self._missed(given)):
-            self.positions.update(missed)
-            self._made_while_away.update(missed)
+        acked = self._acked_positions(ack)
+        if self.joined and (unseen := self._unseen_topics(acked)):
+            self.positions.update(unseen)
+            self._created_while_disconnected.update(unseen)
             return None
-        told = self._changes(given) if self.joined else []
-        self.positions = given
-        self._made_while_away.clear()
+        notices = self._changes(acked) if self.joined else []
+        self.positions = acked
+        self._created_while_disconnected.clear()
         self.joined = True
-        self.ended = not given and not self.follows_pattern
-        if self.ended and not told:
-            told = [TopicDeleted(self.topic)]
-        return told
+        self.ended = not acked and not self.follows_pattern
+        if self.ended and not notices:
+            notices = [TopicDeleted(self.topic)]
+        return notices
 
-    def _changes(self, given: Mapping[str, Position]) -> list[Notice]:
-        """Which topics went away and which are new, compared with what we knew."""
-        known = self.positions.keys() - self._made_while_away
-        gone: list[Notice] = [
-            TopicDeleted(topic) for topic in self.positions if topic in known - given.keys()
+    def _changes(self, acked: Mapping[str, Position]) -> list[Notice]:
+        """Return a notice for each topic that was deleted or created since the last message."""
+        known = self.positions.keys() - self._created_while_disconnected
+        deleted: list[Notice] = [
+            TopicDeleted(topic) for topic in self.positions if topic in known - acked.keys()
         ]
-        return gone + [TopicCreated(topic, at.epoch) for topic, at in given.items() if topic not in known]
+        return deleted + [TopicCreated(topic, at.epoch) for topic, at in acked.items() if topic not in known]
 
-    def _given(self, ack: ServerMessage) -> dict[str, Position]:
+    def _acked_positions(self, ack: ServerMessage) -> dict[str, Position]:
         if self.follows_pattern:
             return ack.topics or {}
         if ack.offset is None:
             return {}
         return {self.topic: Position(ack.offset, ack.epoch or "")}
 
-    def _missed(self, given: Mapping[str, Position]) -> dict[str, Position]:
+    def _unseen_topics(self, acked: Mapping[str, Position]) -> dict[str, Position]:
         return {
             topic: Position(0, at.epoch)
-            for topic, at in given.items()
+            for topic, at in acked.items()
             if topic not in self.positions and at.offset > 0
         }
 
-    def received(self, message: ServerMessage) -> Event | Notice | None:
-        """What a message means to the user, if anything. Raises if it is the end of the subscription."""
+    def on_message(self, message: ServerMessage) -> Event | Notice | None:
+        """Translate a message to an event or notice, if it is one. Raises an error that ends the subscription."""
         if message.type == "event":
             return self._event(message)
         if message.type == "info":
@@ -155,7 +155,7 @@ class Progress:
 
 
 def _default_policy(first: ClientMessage) -> Policy:
-    """What the server chooses where the user says nothing."""
+    """Return the policy that the server chooses by default."""
     return "drop_oldest" if first.start is None and first.since is None else "lossless"
 
 
@@ -165,5 +165,5 @@ def _position(at: Any) -> Position:
     return Position(at, "")
 
 
-def _as_json(at: Position) -> dict[str, Any]:
+def _to_json(at: Position) -> dict[str, Any]:
     return {"offset": at.offset, "epoch": at.epoch} if at.epoch else {"offset": at.offset}

@@ -1,39 +1,33 @@
-"""A synchronous face of the client, for scripts and notebooks. All the work is done by the asynchronous one."""
+"""The synchronous client, for scripts and notebooks. It runs the asynchronous one on an event loop in a thread."""
 
 from __future__ import annotations
 
 import asyncio
+import ssl
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
-from os import PathLike
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from functools import wraps
 from types import TracebackType
-from typing import Any, Generic, Literal, Self, TypeVar, overload
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
-from himalia.client.answers import (
-    Attached,
-    ClockConfirmed,
-    Execution,
-    Health,
-    Kernel,
-    KernelSpecs,
-    SessionSummary,
-    Stats,
-    Submitted,
-    TableRows,
-    TableSummary,
-    TopicSummary,
-)
+from himalia.client.api.kernels import ExecuteOptions
 from himalia.client.client import Client
-from himalia.client.events import Event, Published
+from himalia.client.events import Event, Notice
+from himalia.client.options import SubscribeOptions
 from himalia.client.subscription import Subscription
-from himalia.record import Position, Retention
+from himalia.protocol.models import Execution, Submitted
+from himalia.record import Position
 
 Result = TypeVar("Result")
 Item = TypeVar("Item")
+Options = ParamSpec("Options")
+
+BATCH_MAX = 500
+"""Records of ``read`` that cross from thread to thread at once."""
 
 
-class _Loop:
-    """An event loop on a thread of its own."""
+class _LoopThread:
+    """An event loop that runs in a thread."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -41,7 +35,7 @@ class _Loop:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Run it there and wait here. Ctrl-C here cancels it there."""
+        """Run a coroutine on the loop and wait for its result. Ctrl-C in the calling thread cancels it."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
@@ -59,6 +53,30 @@ class _Loop:
         self._loop.close()
 
 
+def _blocking(
+    method: Callable[Concatenate[Client, Options], Coroutine[Any, Any, Result]],
+) -> Callable[Concatenate[SyncClient, Options], Result]:
+    """Make the synchronous twin of a method of ``Client``, with its parameters and its docstring."""
+
+    @wraps(method)
+    def call(self: SyncClient, *args: Options.args, **options: Options.kwargs) -> Result:
+        return self._loop().run(method(self._client, *args, **options))
+
+    return cast("Callable[Concatenate[SyncClient, Options], Result]", call)
+
+
+def _iterating(
+    method: Callable[Concatenate[Client, Options], AsyncGenerator[Item, None]],
+) -> Callable[Concatenate[SyncClient, Options], Iterator[Item]]:
+    """Make the synchronous twin of a method of ``Client`` that returns an asynchronous generator."""
+
+    @wraps(method)
+    def call(self: SyncClient, *args: Options.args, **options: Options.kwargs) -> Iterator[Item]:
+        return _iterate(self._loop(), method(self._client, *args, **options))
+
+    return cast("Callable[Concatenate[SyncClient, Options], Iterator[Item]]", call)
+
+
 class SyncClient:
     """``Client`` without ``await``::
 
@@ -68,17 +86,24 @@ class SyncClient:
                 for event in events:
                     print(event.offset, event.payload)
 
-    Takes the arguments of ``Client``, and each method does what that of ``Client`` says. May be used from several
-    threads; ``on_notice`` and ``on_published`` are called on its private thread.
+    Each method does what that of ``Client`` does. Several threads may share one; ``on_notice`` and ``on_published`` are
+    called in its own thread.
     """
 
-    def __init__(self, url: str | None = None, token: str | None = None, **options: Any) -> None:
-        self._client = Client(url, token, **options)
-        self._loop: _Loop | None = None
+    def __init__(
+        self,
+        url: str | None = None,
+        token: str | None = None,
+        *,
+        timeout_s: float = 30.0,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._client = Client(url, token, timeout_s=timeout_s, tls=tls)
+        self._running_loop: _LoopThread | None = None
 
     def __enter__(self) -> Self:
         try:
-            self._run(self._client.__aenter__())
+            self._loop().run(self._client.__aenter__())
         except BaseException:
             self.close()
             raise
@@ -90,158 +115,97 @@ class SyncClient:
         self.close()
 
     def close(self) -> None:
-        if self._loop is not None:
-            self._loop.run(self._client.close())
-            self._loop.stop()
-            self._loop = None
+        """Close the connections and end the thread. The client may be used again, and then starts another."""
+        if self._running_loop is not None:
+            self._running_loop.run(self._client.close())
+            self._running_loop.stop()
+            self._running_loop = None
 
-    def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        return self._running().run(work)
-
-    def _running(self) -> _Loop:
-        if self._loop is None:
-            self._loop = _Loop()
-        return self._loop
+    def _loop(self) -> _LoopThread:
+        if self._running_loop is None:
+            self._running_loop = _LoopThread()
+        return self._running_loop
 
     @property
     def url(self) -> str:
+        """The current URL of the server."""
         return self._client.url
 
-    def subscribe(self, topic: str, **options: Any) -> SyncSubscription[Any]:
-        """Follow a topic or pattern. Takes the options of ``Client.subscribe``."""
-        return SyncSubscription(self._running(), self._client.subscribe(topic, **options))
+    @overload
+    def subscribe(
+        self, topic: str, *, notices: Literal[False] = False, **options: Unpack[SubscribeOptions]
+    ) -> SyncSubscription[Event]: ...
 
-    def publish(
-        self,
-        topic: str,
-        payload: Any,
-        *,
-        id: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        timeout_s: float | None = None,
-    ) -> Published:
-        return self._run(self._client.publish(topic, payload, id=id, headers=headers, timeout_s=timeout_s))
+    @overload
+    def subscribe(
+        self, topic: str, *, notices: Literal[True], **options: Unpack[SubscribeOptions]
+    ) -> SyncSubscription[Event | Notice]: ...
 
-    def publish_many(
-        self,
-        topic: str,
-        messages: Iterable[Any],
-        *,
-        on_published: Callable[[Published], None] | None = None,
-        timeout_s: float | None = None,
-    ) -> int:
-        return self._run(
-            self._client.publish_many(topic, messages, on_published=on_published, timeout_s=timeout_s)
-        )
-
-    def sessions(self) -> list[SessionSummary]:
-        return self._run(self._client.sessions())
-
-    def revoke_session(self, id: str) -> None:
-        self._run(self._client.revoke_session(id))
-
-    def revoke_sessions(self, caller: str | None = None) -> int:
-        return self._run(self._client.revoke_sessions(caller))
-
-    def create_topic(self, name: str, retention: Retention | None = None, *, exist_ok: bool = False) -> bool:
-        return self._run(self._client.create_topic(name, retention, exist_ok=exist_ok))
-
-    def delete_topic(self, name: str) -> None:
-        self._run(self._client.delete_topic(name))
-
-    def topics(self) -> list[TopicSummary]:
-        return self._run(self._client.topics())
-
-    def stats(self) -> Stats:
-        return self._run(self._client.stats())
-
-    def health(self) -> Health:
-        return self._run(self._client.health())
-
-    def confirm_clock(self) -> ClockConfirmed:
-        return self._run(self._client.confirm_clock())
-
-    def tables(self) -> list[TableSummary]:
-        return self._run(self._client.tables())
-
-    def table(self, name: str, **options: Any) -> TableRows:
-        """Rows of a table. Takes the options of ``Client.table``."""
-        return self._run(self._client.table(name, **options))
-
-    def kernels(self) -> list[Kernel]:
-        return self._run(self._client.kernels())
-
-    def kernelspecs(self) -> KernelSpecs:
-        return self._run(self._client.kernelspecs())
-
-    def kernel(self, kernel_id: str) -> Kernel:
-        return self._run(self._client.kernel(kernel_id))
-
-    def start_kernel(
-        self,
-        name: str | None = None,
-        *,
-        cwd: str | PathLike[str] | None = None,
-        path: str | PathLike[str] | None = None,
-        env: Mapping[str, str] | None = None,
-    ) -> Kernel:
-        return self._run(self._client.start_kernel(name, cwd=cwd, path=path, env=env))
-
-    def attach_kernel(self, connection_file: str | PathLike[str]) -> Kernel:
-        return self._run(self._client.attach_kernel(connection_file))
-
-    def attach_all_kernels(self) -> Attached:
-        return self._run(self._client.attach_all_kernels())
-
-    def stop_kernel(self, kernel_id: str) -> None:
-        self._run(self._client.stop_kernel(kernel_id))
-
-    def interrupt_kernel(self, kernel_id: str) -> None:
-        self._run(self._client.interrupt_kernel(kernel_id))
-
-    def restart_kernel(self, kernel_id: str) -> Kernel:
-        return self._run(self._client.restart_kernel(kernel_id))
+    def subscribe(
+        self, topic: str, *, notices: bool = False, **options: Unpack[SubscribeOptions]
+    ) -> SyncSubscription[Any]:
+        """Subscribe to a topic or a pattern, as ``Client.subscribe`` does."""
+        subscription: Subscription[Any]
+        if notices:
+            subscription = self._client.subscribe(topic, notices=True, **options)
+        else:
+            subscription = self._client.subscribe(topic, **options)
+        return SyncSubscription(self._loop(), subscription)
 
     @overload
     def execute(
-        self, kernel_id: str, code: str, *, wait: Literal[True] = True, **options: Any
+        self, kernel_id: str, code: str, *, wait: Literal[True] = True, **options: Unpack[ExecuteOptions]
     ) -> Execution: ...
 
     @overload
-    def execute(self, kernel_id: str, code: str, *, wait: Literal[False], **options: Any) -> Submitted: ...
+    def execute(
+        self, kernel_id: str, code: str, *, wait: Literal[False], **options: Unpack[ExecuteOptions]
+    ) -> Submitted: ...
 
     def execute(
-        self, kernel_id: str, code: str, *, wait: bool = True, **options: Any
+        self, kernel_id: str, code: str, *, wait: bool = True, **options: Unpack[ExecuteOptions]
     ) -> Execution | Submitted:
-        """Have a kernel run code. Takes the options of ``Client.execute``."""
-        work: Coroutine[Any, Any, Execution | Submitted]
-        work = self._client.execute(kernel_id, code, wait=wait, **options)  # type: ignore[call-overload]
-        return self._run(work)
+        """Run code in a kernel, as ``Client.execute`` does."""
+        if wait:
+            return self._loop().run(self._client.execute(kernel_id, code, **options))
+        return self._loop().run(self._client.execute(kernel_id, code, wait=False, **options))
 
-    def execution(self, kernel_id: str, request_id: str, *, late: bool = False) -> Execution:
-        return self._run(self._client.execution(kernel_id, request_id, late=late))
+    publish = _blocking(Client.publish)
+    publish_many = _blocking(Client.publish_many)
 
-    def cancel_execution(self, kernel_id: str, request_id: str) -> Execution:
-        return self._run(self._client.cancel_execution(kernel_id, request_id))
+    create_topic = _blocking(Client.create_topic)
+    delete_topic = _blocking(Client.delete_topic)
+    topics = _blocking(Client.topics)
+    read = _iterating(Client.read)
 
-    def answer_input(self, kernel_id: str, value: str) -> None:
-        self._run(self._client.answer_input(kernel_id, value))
+    stats = _blocking(Client.stats)
+    health = _blocking(Client.health)
+    confirm_clock = _blocking(Client.confirm_clock)
+    sessions = _blocking(Client.sessions)
+    revoke_session = _blocking(Client.revoke_session)
+    revoke_sessions = _blocking(Client.revoke_sessions)
 
-    def read(self, topic: str, **options: Any) -> Iterator[Event]:
-        """What is stored. Takes the options of ``Client.read``."""
-        loop, events = self._running(), self._client.read(topic, **options)
-        try:
-            while (batch := loop.run(_some(events))) is not None:
-                yield from batch
-        finally:
-            if loop.is_running:  # not if the client was closed before this generator
-                loop.run(events.aclose())
+    tables = _blocking(Client.tables)
+    table = _blocking(Client.table)
+
+    kernels = _blocking(Client.kernels)
+    kernelspecs = _blocking(Client.kernelspecs)
+    kernel = _blocking(Client.kernel)
+    start_kernel = _blocking(Client.start_kernel)
+    attach_kernel = _blocking(Client.attach_kernel)
+    attach_all_kernels = _blocking(Client.attach_all_kernels)
+    stop_kernel = _blocking(Client.stop_kernel)
+    interrupt_kernel = _blocking(Client.interrupt_kernel)
+    restart_kernel = _blocking(Client.restart_kernel)
+    execution = _blocking(Client.execution)
+    cancel_execution = _blocking(Client.cancel_execution)
+    answer_input = _blocking(Client.answer_input)
 
 
 class SyncSubscription(Generic[Item]):
-    """A subscription for ``with`` and ``for``. See ``himalia.client.Subscription`` for what it promises."""
+    """A subscription for ``with`` and ``for``. See ``himalia.client.Subscription`` for its guarantees."""
 
-    def __init__(self, loop: _Loop, subscription: Subscription[Item]) -> None:
+    def __init__(self, loop: _LoopThread, subscription: Subscription[Item]) -> None:
         self._loop = loop
         self._subscription = subscription
 
@@ -261,7 +225,7 @@ class SyncSubscription(Generic[Item]):
         return self.next()
 
     def next(self, timeout_s: float | None = None) -> Item:
-        """The next event. ``TimeoutError`` if none comes in time, ``StopIteration`` at the end; nothing is lost."""
+        """Return the next event. Raises ``TimeoutError``, which loses no event, and ``StopIteration`` at the end."""
         try:
             return self._loop.run(_next(self._subscription, timeout_s))
         except StopAsyncIteration:
@@ -269,6 +233,7 @@ class SyncSubscription(Generic[Item]):
 
     @property
     def positions(self) -> Mapping[str, Position]:
+        """The position after the last yielded event, by topic."""
         return self._subscription.positions
 
 
@@ -277,11 +242,20 @@ async def _next(subscription: Subscription[Item], timeout_s: float | None) -> It
         return await anext(subscription)
 
 
-async def _some(events: AsyncIterator[Event], most: int = 500) -> list[Event] | None:
-    """The next events, or ``None`` at the end: going from thread to thread for each one would be slow."""
-    batch: list[Event] = []
-    async for event in events:
-        batch.append(event)
-        if len(batch) >= most:
+def _iterate(loop: _LoopThread, items: AsyncGenerator[Item, None]) -> Iterator[Item]:
+    try:
+        while (batch := loop.run(_next_batch(items))) is not None:
+            yield from batch
+    finally:
+        if loop.is_running:  # not if the client was closed before this generator
+            loop.run(items.aclose())
+
+
+async def _next_batch(items: AsyncIterator[Item]) -> list[Item] | None:
+    """Return up to ``BATCH_MAX`` items, or None at the end: crossing threads for each item would be slow."""
+    batch: list[Item] = []
+    async for item in items:
+        batch.append(item)
+        if len(batch) >= BATCH_MAX:
             return batch
     return batch or None

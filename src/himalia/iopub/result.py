@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from himalia.iopub.channels import RequestChannels
 from himalia.iopub.collector import ExecutionCollector
-from himalia.jupyter.lifecycle import ExecutionStatus
+from himalia.protocol.models import Execution, ExecutionError, ExecutionStatus
 
-
-class ExecutionError(msgspec.Struct, frozen=True):
-    """What the code raised, as the kernel tells it; the traceback's lines may be coloured by escape sequences."""
-
-    ename: str
-    evalue: str
-    traceback: list[str]
+__all__ = ["ExecutionError", "ExecutionResult", "ExecutionStatus", "Timings"]
 
 
 class Timings(msgspec.Struct, frozen=True):
@@ -29,46 +21,10 @@ class Timings(msgspec.Struct, frozen=True):
     total_s: float | None
 
 
-class ExecutionResult(msgspec.Struct, frozen=True, kw_only=True):
-    """A request and all that came of it, as far as it was read. Encodes to JSON by ``msgspec`` as it is.
+class ExecutionResult(Execution, frozen=True, kw_only=True):
+    """A request and its result as far as it was read. Encodes to JSON by ``msgspec`` as it is."""
 
-    Times are microseconds since 1970, ``None`` for what has not happened.
-    """
-
-    request_id: str
-    kernel_id: str
-    topic: str
     status: ExecutionStatus
-    reason: str = ""
-    """Why it was closed with this status, in words, where there is more to say."""
-    execution_count: int | None = None
-    code: str = ""
-    caller: str = ""
-    """Who asked, by its qualified name; empty if the request did not come by way of this server."""
-    outputs: list[dict[str, Any]] = []
-    """In the form of nbformat 4."""
-    error: ExecutionError | None = None
-    queued_us: int | None = None
-    sent_us: int | None = None
-    started_us: int | None = None
-    finished_us: int | None = None
-    run_us: int | None = None
-    """How long it ran, by the kernel's own clock where that can be trusted: see ``duration``."""
-    counts: dict[str, int] = {}
-    """Messages of the request by channel; events of our own are not among them."""
-    offset: int | None = None
-    """Where the request begins, with its ``request_queued`` or, if it did not wait here, its ``execute_request``;
-    ``None`` if neither was among the records read."""
-    end: int = 0
-    """One past the last record of the request that was read: there one reads on."""
-    truncated: bool = False
-    """The outputs are not whole: they were cut at a limit, or the log no longer keeps their beginning."""
-    dropped: int = 0
-    """Messages known to be lost on their way to the log, of this request or at the time it ran."""
-    malformed: int = 0
-    """Messages that are in the log, but not in the outputs, as they are not what their type says."""
-    withheld: bool = False
-    """Code, outputs and error are left out, because the reader has no right to them."""
 
     def without_content(self) -> ExecutionResult:
         """How it ended, and nothing of what it said."""

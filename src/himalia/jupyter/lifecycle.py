@@ -45,29 +45,8 @@ from himalia.jupyter.request_events import (
     int_or_none,
     text_or_none,
 )
+from himalia.protocol.models import ExecutionStatus
 from himalia.record import Draft
-
-
-class ExecutionStatus(StrEnum):
-    """How a request ended, or that it has not."""
-
-    OK = "ok"
-    ERROR = "error"
-    """The code raised; an interrupt is such an error too (KeyboardInterrupt)."""
-    ABORTED = "aborted"
-    """It never ran: an earlier request failed, or the server ended before it was sent."""
-    DIED = "died"
-    """The kernel ended, or was restarted, under it."""
-    TIMEOUT = "timeout"
-    CANCELLED = "cancelled"
-    RUNNING = "running"
-    """It is not closed: it waits, runs, or has ended a moment ago."""
-    STALE = "stale"
-    """The kernel was silent for so long that the server stopped waiting for it."""
-
-    @property
-    def is_final(self) -> bool:
-        return self is not ExecutionStatus.RUNNING
 
 
 class RequestStage(StrEnum):

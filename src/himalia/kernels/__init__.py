@@ -33,7 +33,7 @@ _MODULES = {
     "ExecutionCollector": "himalia.iopub.collector",
     "ExecutionGuard": "himalia.iopub.broker",
     "ExecutionResult": "himalia.iopub.result",
-    "ExecutionStatus": "himalia.jupyter.lifecycle",
+    "ExecutionStatus": "himalia.protocol.models",
     "GlobalSubscriber": "himalia.iopub.channels",
     "IopubBroker": "himalia.iopub.broker",
     "IopubThread": "himalia.iopub.listener",

@@ -15,7 +15,7 @@ from himalia.errors import HimaliaError, KernelFailed, KernelUnavailable, LogUna
 from himalia.iopub.broker import BrokerConfig, BrokerStats, IopubBroker
 from himalia.iopub.shell import Asked, ShellPort
 from himalia.jupyter.connection_file import ConnectionInfo
-from himalia.jupyter.lifecycle import ExecutionStatus, RequestState
+from himalia.jupyter.lifecycle import RequestState
 from himalia.jupyter.records import (
     DISK_WAS_FULL,
     KernelEvent,
@@ -36,6 +36,7 @@ from himalia.kernels.request import Code, Request
 from himalia.kernels.scheduler import RequestScheduler
 from himalia.kernels.topic_writer import Bridge
 from himalia.log.api import Log
+from himalia.protocol.models import ExecutionStatus
 from himalia.record import Draft, now_us
 from himalia.topics import KERNEL_TOPIC_PREFIX
 

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from himalia.protocol.models import KernelState
+
+__all__ = ["HostListener", "KernelListener", "KernelModel", "KernelState"]
+
 if TYPE_CHECKING:
     from himalia.kernels.kernel import Kernel
-
-
-class KernelState(StrEnum):
-    """As Jupyter Server has it."""
-
-    STARTING = "starting"
-    IDLE = "idle"
-    BUSY = "busy"
-    RESTARTING = "restarting"
-    DEAD = "dead"
-    UNKNOWN = "unknown"
 
 
 class KernelModel(msgspec.Struct, frozen=True, kw_only=True):

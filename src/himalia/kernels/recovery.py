@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from himalia.errors import BadRequest, HimaliaError, TopicExists, TopicNotFound
 from himalia.iopub.broker import IopubBroker
 from himalia.jupyter.connection_file import ConnectionInfo, read_connection_file
-from himalia.jupyter.lifecycle import ExecutionStatus, RequestOrigin, RequestState, request_closed_draft
+from himalia.jupyter.lifecycle import RequestOrigin, RequestState, request_closed_draft
 from himalia.jupyter.records import (
     DISK_WAS_FULL,
     EVENT_CHANNEL,
@@ -40,6 +40,7 @@ from himalia.keeper.spool_consumer import SPOOL_WAS_FULL, Bookmark, Intake
 from himalia.kernels.history import last_iopub
 from himalia.kernels.topic_writer import Bridge
 from himalia.log.api import Batch, Log
+from himalia.protocol.models import ExecutionStatus
 from himalia.pubsub import PubSubManager
 from himalia.record import Draft, Record, now_us
 from himalia.settings import Settings

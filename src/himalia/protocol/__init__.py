@@ -1,6 +1,7 @@
 """The public protocol without I/O: what clients and servers say to each other, as bytes in and values out.
 
-``messages`` is the WebSocket protocol; ``frames`` turns its JSON into WebSocket frames and back.
+``messages`` is the WebSocket protocol; ``frames`` turns its JSON into WebSocket frames and back; ``models`` has the
+JSON shapes of REST.
 """
 
 from himalia.protocol.frames import text_frame, text_payloads
@@ -15,6 +16,7 @@ from himalia.protocol.messages import (
     decode_client_message,
     encode,
     encode_event,
+    encode_record,
     request_id_of,
 )
 
@@ -29,6 +31,7 @@ __all__ = [
     "decode_client_message",
     "encode",
     "encode_event",
+    "encode_record",
     "request_id_of",
     "text_frame",
     "text_payloads",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import uuid
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from himalia.errors import BadRequest
 from himalia.record import Position, Record, format_ts
@@ -46,8 +47,8 @@ class ClientMessage(msgspec.Struct, omit_defaults=True):
 
 
 class ErrorBody(msgspec.Struct, omit_defaults=True):
-    code: str
-    message: str
+    code: Annotated[str, Meta(examples=["TOPIC_NOT_FOUND"])]
+    message: Annotated[str, Meta(examples=["topic 'orders' does not exist; create it with POST /topics"])]
 
 
 class ServerMessage(msgspec.Struct, omit_defaults=True):
@@ -79,6 +80,7 @@ class _RequestId(msgspec.Struct):
 
 _decode = msgspec.json.Decoder(ClientMessage).decode
 _decode_request_id = msgspec.json.Decoder(_RequestId).decode
+DECODE_ERRORS = (msgspec.MsgspecError, ValueError, RecursionError)
 _CANONICAL_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z").match
 _encoder = msgspec.json.Encoder()
 encode = _encoder.encode
@@ -91,14 +93,19 @@ def decode_client_message(data: bytes) -> ClientMessage:
         if not data.isascii():
             data.decode()
         message = _decode(data)
-    except UnicodeDecodeError as error:
-        raise BadRequest(f"a message is UTF-8; byte {error.start} is not") from None
-    except RecursionError:
-        raise BadRequest("the message is nested too deeply") from None
-    except (msgspec.MsgspecError, ValueError) as error:
-        raise BadRequest(f"not a valid message: {error}") from None
+    except DECODE_ERRORS as error:
+        raise decode_error(error, "the message", "a valid message") from None
     _check_fields(message)
     return message
+
+
+def decode_error(error: Exception, subject: str, expected: str) -> BadRequest:
+    """Describe one of ``DECODE_ERRORS``: ``subject`` is what was decoded, ``expected`` what it should have been."""
+    if isinstance(error, UnicodeDecodeError):
+        return BadRequest(f"{subject} is not UTF-8 at byte {error.start}")
+    if isinstance(error, RecursionError):
+        return BadRequest(f"{subject} is nested too deeply")
+    return BadRequest(f"{subject} is not {expected}: {error}")
 
 
 def request_id_of(data: bytes) -> str | None:
@@ -146,16 +153,29 @@ def canonical_uuid(text: str) -> str:
         raise BadRequest(f"message.id {shown!r} is not a UUID") from None
 
 
+_STORED = b'"offset":%d,"ts":"%b","message":{"id":%b,"payload":%b,"headers":%b}}'
+_EVENT = b'{"type":"event","topic":"%b",' + _STORED
+_RECORD = b"{" + _STORED
+
+
 def encode_event(record: Record) -> bytes:
-    """A record as an ``event``, built around the stored bytes instead of encoding them again."""
-    return (
-        b'{"type":"event","topic":"%b","offset":%d,"ts":"%b","message":{"id":%b,"payload":%b,"headers":%b}}'
-        % (
-            record.topic.encode(),
-            record.offset,
-            format_ts(record.ts_us).encode(),
-            encode(record.id),
-            record.payload,
-            record.headers,
-        )
+    """Encode a record as an ``event``, around the stored bytes of its payload and headers."""
+    return _EVENT % (
+        record.topic.encode(),
+        record.offset,
+        format_ts(record.ts_us).encode(),
+        encode(record.id),
+        record.payload,
+        record.headers,
+    )
+
+
+def encode_record(record: Record) -> bytes:
+    """Encode a record as REST returns it (``models.StoredRecord``), around the stored bytes."""
+    return _RECORD % (
+        record.offset,
+        format_ts(record.ts_us).encode(),
+        encode(record.id),
+        record.payload,
+        record.headers,
     )

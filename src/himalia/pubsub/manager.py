@@ -13,18 +13,11 @@ import msgspec
 
 from himalia.errors import Forbidden, TooManySubscriptions, TopicNotFound
 from himalia.log.api import Appended, Batch, Change, ChangeKind, Log
+from himalia.protocol.models import PubSubStats, TopicStats
 from himalia.pubsub.delivery import Delivery, FilterResult
 from himalia.pubsub.filters import Filter
 from himalia.pubsub.outlet import Outlet
-from himalia.pubsub.stats import (
-    SECONDS,
-    Activity,
-    Counters,
-    PubSubStats,
-    TopicStats,
-    Tracing,
-    subscriber_stats,
-)
+from himalia.pubsub.stats import SECONDS, Activity, Counters, Tracing, subscriber_stats
 from himalia.pubsub.subscription import Cursor, Start, Subscriber
 from himalia.pubsub.topic import Topic
 from himalia.pubsub.turns import TURN_S, Turns

@@ -12,9 +12,8 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol
 
-import msgspec
-
 from himalia.log.api import Batch
+from himalia.protocol.models import LastMinute, Rates, SubscriberStats
 from himalia.record import Record
 
 if TYPE_CHECKING:
@@ -22,62 +21,6 @@ if TYPE_CHECKING:
 
 
 RATE_SECONDS = 10
-
-
-class TopicStats(msgspec.Struct, frozen=True):
-    messages: int
-    """Messages ever published to the topic: the offset the next one gets."""
-    bytes: int
-    """Bytes of the records that are kept."""
-    first: int
-    end: int
-    epoch: str
-    subscribers: int
-    lag: int
-    """Records by which the slowest subscriber is behind."""
-    last_minute: list[int]
-    """Messages in each of the last 60 whole seconds, oldest first; empty if there were none."""
-
-
-class SubscriberStats(msgspec.Struct, frozen=True):
-    client_id: str
-    topic: str
-    policy: str
-    sent: int
-    dropped: int
-    lag: int
-
-
-class Rates(msgspec.Struct, frozen=True):
-    """Per second, over the last ten seconds or less."""
-
-    published: float
-    delivered: float
-    dropped: float
-
-
-class LastMinute(msgspec.Struct, frozen=True):
-    """Records in each of the last 60 seconds, oldest first; 0 before the server started."""
-
-    published: list[int]
-    delivered: list[int]
-    dropped: list[int]
-
-
-class PubSubStats(msgspec.Struct, frozen=True):
-    uptime_s: float
-    topics: dict[str, TopicStats]
-    subscribers: list[SubscriberStats]
-    published: int
-    duplicates: int
-    delivered: int
-    dropped: int
-    rates: Rates
-    last_minute: LastMinute
-    in_flight: int
-    """Publishes that wait for their commit."""
-    queue_bytes: int
-    """Bytes that were given to transports and not taken by the peers yet."""
 
 
 class Counters:

@@ -26,7 +26,7 @@ from himalia.server.observe.audit import Audit, AuditEvent
 from himalia.server.observe.metrics import Metrics
 from himalia.server.observe.pipeline_positions import PipelineReading
 from himalia.server.observe.tracing import make_tracing
-from himalia.server.rest.table_queries import Querying
+from himalia.server.rest.table_queries import QueryPool
 from himalia.server.websocket.session import Connection
 from himalia.settings import Settings
 
@@ -66,7 +66,7 @@ class Broker:
         tracing = make_tracing() if settings.tracing else None
         self.manager = PubSubManager(self.log, _limits(settings), tracing)
         self.kernels = Hosting(self.manager, settings, tracing, self.audit, kernel_descriptors)
-        self.tables = Querying(settings.warehouse, settings.queries_max, settings.queries_per_caller)
+        self.tables = QueryPool(settings.warehouse, settings.queries_max, settings.queries_per_caller)
         self._reading = PipelineReading(self.log)
         self.manager.on_published = self.let_go
         self.usages = CallerUsages()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from himalia.errors import ConfigurationError, TableNotFound, WarehouseNotFound
+from himalia.protocol.models import TableColumn, TableSummary
 from himalia.record import format_ts
 from himalia.tables.catalog import CATALOG
 from himalia.tables.errors import NEED_DELTALAKE, no_such_table, translating
@@ -24,23 +25,6 @@ LOG = "_delta_log"
 VERSION_DIGITS = 20
 """What makes a directory a Delta table: in its log, files whose names begin with the number of a version."""
 ENGINE = {"datafusion.catalog.information_schema": "true"}
-
-
-class ColumnInfo(msgspec.Struct, frozen=True):
-    name: str
-    type: str
-    description: str = ""
-
-
-class TableInfo(msgspec.Struct, frozen=True):
-    """A table as it is now. ``updated`` is when it was last changed, ISO 8601; ``rows`` is None if it does not say."""
-
-    name: str
-    description: str
-    rows: int | None
-    bytes: int
-    updated: str
-    columns: list[ColumnInfo]
 
 
 class Tables:
@@ -78,7 +62,7 @@ class Tables:
             raise WarehouseNotFound(self.path)
         return names
 
-    def describe(self) -> list[TableInfo]:
+    def describe(self) -> list[TableSummary]:
         """Each table with its columns and its size. Reads no rows."""
         return [_info(name, self._open(name, [name])) for name in self.names()]
 
@@ -192,19 +176,19 @@ def _named(text: str | None, names: Sequence[str]) -> set[str]:
     return {name for name in names if text and re.search(rf"\b{re.escape(name)}\b", text, re.IGNORECASE)}
 
 
-def _info(name: str, table: DeltaTable) -> TableInfo:
+def _info(name: str, table: DeltaTable) -> TableSummary:
     schema = CATALOG.get(name)
     meanings = schema.meanings if schema else {}
     files: Any = table.get_add_actions(flatten=True)
     counts: list[int | None] = [count.as_py() for count in files.column("num_records")]
-    return TableInfo(
+    return TableSummary(
         name=name,
         description=schema.description if schema else table.metadata().description or "",
         rows=None if None in counts else sum(count or 0 for count in counts),
         bytes=sum(size.as_py() for size in files.column("size_bytes")),
         updated=format_ts(table.history(1)[0]["timestamp"] * 1000),
         columns=[
-            ColumnInfo(
+            TableColumn(
                 field.name, _type(field.type), meanings.get(field.name) or field.metadata.get("comment", "")
             )
             for field in table.schema().fields

@@ -13,11 +13,12 @@ import resource
 import signal
 import sys
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
 from himalia.errors import ErrorCode, HimaliaError
+from himalia.protocol.models import TableList, TableRows
 from himalia.tables.result import Result, rows_of
 from himalia.tables.tables import Tables
 
@@ -69,7 +70,7 @@ def answer(question: Question) -> bytes:
     """The body of an answer: JSON, bounded in rows and bytes."""
     tables = Tables(question.path, engine=ENGINE, memory_bytes_max=POOL_BYTES_MAX)
     if question.name is None:
-        return msgspec.json.encode({"tables": tables.describe()})
+        return msgspec.json.encode(TableList(tables.describe()))
     result = tables.read(
         question.name,
         where=question.where,
@@ -79,17 +80,13 @@ def answer(question: Question) -> bytes:
         limit=question.limit + 1,
     )
     rows, truncated = _bounded(result, question.limit, question.bytes_max)
-    return b'{"table":%b,"columns":%b,"rows":[%b],"truncated":%b}' % (
-        msgspec.json.encode(question.name),
-        msgspec.json.encode(result.schema.names),
-        b",".join(rows),
-        b"true" if truncated else b"false",
-    )
+    # Rows are encoded one by one, to bound their size, and are not decoded again.
+    return msgspec.json.encode(TableRows(question.name, result.schema.names, rows, truncated))
 
 
-def _bounded(result: Result, limit: int, bytes_max: int) -> tuple[list[bytes], bool]:
+def _bounded(result: Result, limit: int, bytes_max: int) -> tuple[list[Any], bool]:
     """Rows as JSON up to the limits, and whether there were more."""
-    rows: list[bytes] = []
+    rows: list[Any] = []
     size = 0
     for batch in result:
         for row in rows_of(batch):
@@ -97,7 +94,7 @@ def _bounded(result: Result, limit: int, bytes_max: int) -> tuple[list[bytes], b
             size += len(encoded)
             if len(rows) == limit or (size > bytes_max and rows):
                 return rows, True
-            rows.append(encoded)
+            rows.append(msgspec.Raw(encoded))
     return rows, False
 
 

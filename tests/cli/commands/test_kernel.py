@@ -16,7 +16,7 @@ import pytest
 from jupyter_client.manager import KernelManager
 
 from himalia.client import SyncClient
-from himalia.client.answers import Kernel
+from himalia.protocol.models import Kernel
 from tests.cli.command import COMMAND, DEADLINE_S, RunningCommand, assert_sentence, himalia
 from tests.cli.pty_command import TerminalCommand
 from tests.servers import RunningServer

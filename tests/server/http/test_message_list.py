@@ -10,19 +10,20 @@ import msgspec
 import pytest
 
 from himalia.errors import BadRequest, MessageTooLarge
+from himalia.protocol.models import IncomingMessage
 from himalia.server.http.message_list import MessageList
-from himalia.server.rest.publish import Published, _decode_many
+from himalia.server.rest.publish import decode_messages
 
 
-def decoded(text: bytes, cuts: list[int], element_bytes_max: int = 1 << 20) -> list[Published]:
-    messages = MessageList(_decode_many, element_bytes_max)
+def decoded(text: bytes, cuts: list[int], element_bytes_max: int = 1 << 20) -> list[IncomingMessage]:
+    messages = MessageList(decode_messages, element_bytes_max)
     found = []
     for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
         found += messages.feed(text[begin:end])
     return found + messages.finish()
 
 
-def simple(messages: list[Published]) -> list[Any]:
+def simple(messages: list[IncomingMessage]) -> list[Any]:
     return [(message.id, bytes(message.payload), message.headers) for message in messages]
 
 
@@ -40,7 +41,7 @@ SOUND = [
 @pytest.mark.parametrize("text", SOUND)
 def test_wherever_it_is_cut_the_messages_are_the_same(text: bytes) -> None:
     """One cut at every byte, every byte by itself, and none at all."""
-    whole = simple(_decode_many(text))
+    whole = simple(decode_messages(text))
     for cut in range(len(text) + 1):
         assert simple(decoded(text, [cut])) == whole
     assert simple(decoded(text, list(range(len(text))))) == whole
@@ -74,7 +75,7 @@ UNSOUND = [
 def test_what_is_not_sound_is_refused_wherever_it_is_cut(text: bytes) -> None:
     """No cut makes a list of what is none as a whole."""
     with pytest.raises(BadRequest):
-        _decode_many(text)
+        decode_messages(text)
     for cut in range(len(text) + 1):
         with pytest.raises(BadRequest):
             decoded(text, [cut])
@@ -108,7 +109,7 @@ def test_random_lists_in_random_pieces() -> None:
             continue
         cuts = sorted(chance.choices(range(len(text) + 1), k=chance.randint(0, 8)))
         try:
-            expected = simple(_decode_many(bytes(text)))
+            expected = simple(decode_messages(bytes(text)))
         except BadRequest:
             with pytest.raises(BadRequest):
                 decoded(bytes(text), cuts)
@@ -126,7 +127,7 @@ def test_an_element_without_end_is_refused() -> None:
 
 def test_the_error_says_how_far_it_came() -> None:
     """A long list is not refused without a hint where to look."""
-    messages = MessageList(_decode_many, 1000)
+    messages = MessageList(decode_messages, 1000)
     messages.feed(b"[" + b'{"payload":1},' * 49 + b'{"payload":1}')
     with pytest.raises(BadRequest, match="behind the first 50 messages"):
         messages.feed(b',{"playload":1}')

@@ -9,7 +9,7 @@ import typer
 
 from himalia.cli.options import Json, Token, Url, connect, make_app, run
 from himalia.cli.terminal.output import print_json, print_warning, write_line
-from himalia.client.answers import Attached, Kernel
+from himalia.protocol.models import Attached, Kernel
 
 app = make_app()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from himalia.cli.options import Json, Token, Url, connect, make_app, run
 from himalia.cli.terminal.output import print_json, write_line
-from himalia.client.answers import ClockConfirmed
+from himalia.protocol.models import ClockConfirmed
 
 app = make_app()
 

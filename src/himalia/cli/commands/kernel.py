@@ -12,8 +12,8 @@ import typer
 from himalia.cli.options import Json, KernelId, Token, Url, connect, find_kernel, make_app, run
 from himalia.cli.terminal.output import print_json, print_table, write_line
 from himalia.cli.terminal.units import show_duration
-from himalia.client.answers import Kernel
 from himalia.client.client import Client
+from himalia.protocol.models import Kernel
 
 app = make_app()
 

@@ -8,7 +8,7 @@ import typer
 
 from himalia.cli.options import Json, Token, Url, connect, make_app, run
 from himalia.cli.terminal.output import print_json, print_table, printable, write_line
-from himalia.client.answers import SessionSummary
+from himalia.protocol.models import SessionSummary
 
 app = make_app()
 

@@ -10,7 +10,7 @@ import typer
 from himalia.cli.options import Json, Token, Url, connect, make_app, run
 from himalia.cli.terminal.output import make_table, print_json
 from himalia.cli.terminal.units import show_duration, show_size
-from himalia.client.answers import Stats, SubscriberStats, TopicStats
+from himalia.protocol.models import Stats, SubscriberStats, TopicStats
 
 app = make_app()
 

@@ -11,8 +11,8 @@ from himalia.cli.commands.backup import LogUrl, log_path
 from himalia.cli.options import Json, Token, Url, connect, make_app, run
 from himalia.cli.terminal.output import print_json, print_table, write_line
 from himalia.cli.terminal.units import parse_duration, parse_size, show_duration, show_size
-from himalia.client.answers import TopicSummary
 from himalia.errors import HimaliaError, TopicNotFound
+from himalia.protocol.models import TopicSummary
 from himalia.record import Retention
 
 app = make_app()

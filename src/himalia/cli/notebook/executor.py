@@ -11,11 +11,11 @@ from typing import Any, NamedTuple, Protocol, Self
 from himalia.cli.terminal.kernel_output import KernelRecord
 from himalia.cli.terminal.output import print_notice
 from himalia.cli.terminal.prompts import Terminal
-from himalia.client.answers import Submitted
 from himalia.client.client import Client
 from himalia.client.events import Event
 from himalia.client.subscription import Subscription
 from himalia.errors import HimaliaError
+from himalia.protocol.models import Submitted
 
 
 class Display(Protocol):

@@ -20,9 +20,9 @@ from himalia.cli.terminal.output import print_error, print_json, print_warning
 from himalia.cli.terminal.prompts import Terminal
 from himalia.cli.terminal.screen import Screen, Stream
 from himalia.cli.terminal.widgets import Widgets
-from himalia.client.answers import Execution, Kernel
 from himalia.client.client import Client
 from himalia.errors import HimaliaError, KernelNotFound, KernelUnavailable
+from himalia.protocol.models import Execution, Kernel
 
 FAILED, INTERRUPTED = 1, 130
 

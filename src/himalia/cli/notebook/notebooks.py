@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, Self
 
 from himalia.cli.terminal.screen import Screen, Stream
 from himalia.cli.terminal.units import show_duration
-from himalia.client.answers import Execution, KernelSpec, KernelSpecs
 from himalia.errors import HimaliaError
+from himalia.protocol.models import Execution, KernelSpec, KernelSpecs
 
 RAISES, SKIP = "raises-exception", "skip-execution"
 """Tags of cells, as the rest of Jupyter knows them."""

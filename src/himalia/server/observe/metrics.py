@@ -123,9 +123,9 @@ class Metrics(Collector):
         from himalia.iopub.broker import LATENCY_BOUNDS_S
         from himalia.jupyter.channels import Channel
         from himalia.jupyter.duration import RUN_BOUNDS_S
-        from himalia.jupyter.lifecycle import ExecutionStatus
         from himalia.jupyter.wire import FaultKind
         from himalia.kernels.model import KernelState
+        from himalia.protocol.models import ExecutionStatus
 
         hosting = self._broker.kernels
         kernels = hosting.kernels

@@ -1,8 +1,7 @@
-"""Records as a stream of Arrow record batches. Needs the extra ``himalia[arrow]``.
+"""Encodes records as a stream of Arrow record batches. Needs the extra ``himalia[arrow]``.
 
-A whole log is read this way, beside everything else that the server does. So nothing here makes objects for each
-record: columns come joined from the log, and Arrow's own functions, which leave the interpreter to others, do most of
-the rest.
+Spark reads whole logs this way while the server does its other work. So no objects are created for each record: the log
+returns packed columns, and most of the rest is done by functions of Arrow, which release the GIL.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from himalia.log.columnar import ColumnChunk, PackedColumn
 try:
     import pyarrow as pa
     import pyarrow.compute as pc
-except ImportError:  # told to the caller of ArrowStream, not at import
+except ImportError:  # raised by ArrowStream, not at import
     pa = None
 else:
-    # The C library's: Arrow's own keeps freed memory to itself.
+    # malloc's pool: Arrow's default pool does not return freed memory to the system.
     pa.set_memory_pool(pa.system_memory_pool())
 
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
@@ -29,7 +28,7 @@ _decode_headers = msgspec.json.Decoder(list[dict[str, str]]).decode
 
 
 class ArrowStream:
-    """Turns columns into the bytes of one Arrow IPC stream: ``head``, ``batch``..., ``tail``. For any one thread."""
+    """Encodes columns as one Arrow IPC stream: ``head``, ``batch``..., ``tail``. Not thread-safe."""
 
     def __init__(self) -> None:
         if pa is None:
@@ -46,7 +45,7 @@ class ArrowStream:
         )
 
     def head(self) -> bytes:
-        """The schema."""
+        """Return the schema message."""
         return bytes(self._schema.serialize())
 
     def batch(self, topic: str, columns: ColumnChunk) -> memoryview:
@@ -54,51 +53,51 @@ class ArrowStream:
             pa.repeat(topic, len(columns)),
             pa.arange(columns.start, columns.stop),
             pa.array(columns.ts_us, pa.int64()).view(pa.timestamp("us", tz="UTC")),
-            _texts(columns.ids),
-            _maps(columns.headers),
-            _texts(columns.payloads),
+            _string_array(columns.ids),
+            _header_maps(columns.headers),
+            _string_array(columns.payloads),
         ]
         batch = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
         return memoryview(batch.serialize())
 
     def tail(self) -> bytes:
-        """The end-of-stream mark."""
+        """Return the end-of-stream mark."""
         return END_OF_STREAM
 
 
 def _array(kind: Any, joined: PackedColumn) -> Any:
-    """The array that these bytes are already, once it is known where each value ends."""
+    """Make an array of packed values without copying them: only their ends are computed."""
     ends = pc.cumulative_sum(pa.array([0, *joined.lengths], pa.int32()))
     return pa.Array.from_buffers(
         kind, len(joined.lengths), [None, ends.buffers()[1], pa.py_buffer(joined.data)]
     )
 
 
-def _texts(joined: PackedColumn) -> Any:
+def _string_array(joined: PackedColumn) -> Any:
     if joined.data.isascii():
         return _array(pa.string(), joined)
     found = _array(pa.binary(), joined)
     try:
         return found.cast(pa.string())
     except pa.ArrowInvalid:
-        # Not UTF-8, which no client can publish; what a kernel says is kept as it came.
+        # Not UTF-8: clients cannot publish that, but kernels' messages are stored unchanged.
         return pa.array([value.decode(errors="replace") for value in found.to_pylist()], pa.string())
 
 
-def _maps(headers: PackedColumn) -> Any:
-    """Headers as maps. They repeat from record to record, so that each is looked at once."""
+def _header_maps(headers: PackedColumn) -> Any:
+    """Make maps of headers. Headers repeat from record to record, so each distinct one is parsed once."""
     distinct = _array(pa.binary(), headers).dictionary_encode()
-    maps = None if b"\\" in headers.data else _split(distinct.dictionary)
+    maps = None if b"\\" in headers.data else _parse_headers_vectorized(distinct.dictionary)
     if maps is None:
-        maps = _decoded(distinct.dictionary.to_pylist())
+        maps = _parse_headers_json(distinct.dictionary.to_pylist())
     return maps.take(distinct.indices)
 
 
-def _split(headers: Any) -> Any | None:
-    """Headers as maps without a JSON decoder, which would need the interpreter for as long as all the rest takes.
+def _parse_headers_vectorized(headers: Any) -> Any | None:
+    """Parse headers without a JSON decoder, which would hold the GIL for as long as everything else here takes.
 
-    Where nothing is escaped, quotes alone tell what is what: ``{``, name, ``:``, value, ``,``, name, and so on to
-    ``}``. None for headers of another form, such as one with white space.
+    Without escapes, splitting at the quotes yields ``{``, name, ``:``, value, ``,``, name, and so on to ``}``. Returns
+    None for headers of another form, for example with white space.
     """
     pieces = pc.split_pattern(headers, b'"')
     try:
@@ -110,11 +109,11 @@ def _split(headers: Any) -> Any | None:
     count = ends[-1].as_py()
     if len(texts) != 4 * count + len(headers):
         return None
-    # Before a header's pairs stand four texts for each pair before it, one for each header before it, and one brace.
+    # A pair's name is preceded by four texts for each earlier pair, one for each earlier header, and one brace.
     before = pc.list_parent_indices(pa.ListArray.from_arrays(ends, pa.nulls(count)))
     at = pc.add(pc.add(pa.arange(0, 4 * count, 4), before), 1)
     names, values = texts.take(at), texts.take(pc.add(at, 2))
-    # All that is neither name, value nor quote has to be a brace, a colon or a comma.
+    # Every other character must be a brace, a colon or a comma; otherwise the form is another one.
     signs = 2 * len(headers) + 2 * count - pc.sum(pc.greater(counts, 0)).as_py()
     if _size(headers) != _size(names) + _size(values) + 4 * count + signs:
         return None
@@ -125,8 +124,8 @@ def _size(values: Any) -> int:
     return pc.sum(pc.binary_length(values)).as_py() or 0
 
 
-def _decoded(headers: list[bytes]) -> Any:
-    """Headers as maps, whatever their form."""
+def _parse_headers_json(headers: list[bytes]) -> Any:
+    """Parse headers of any form with a JSON decoder."""
     joined = b"[" + b",".join(headers) + b"]"
     maps = _decode_headers(joined.decode(errors="replace"))
     return pa.array([list(each.items()) for each in maps], pa.map_(pa.string(), pa.string()))

@@ -1,4 +1,4 @@
-"""The AsyncAPI document of ``/ws``, made from the message types themselves."""
+"""The AsyncAPI document of ``/ws``, generated from the message types of ``himalia.protocol``."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _message(name: str, example: dict[str, Any], schema: str) -> dict[str, Any]:
 
 
 def asyncapi_document() -> dict[str, Any]:
-    """The WebSocket protocol as an AsyncAPI 3 document."""
+    """Describe the WebSocket protocol as an AsyncAPI 3 document."""
     _, schemas = msgspec.json.schema_components(
         (ClientMessage, ServerMessage), ref_template="#/components/schemas/{name}"
     )
@@ -111,10 +111,10 @@ def asyncapi_document() -> dict[str, Any]:
                 "bindings": {"ws": {"method": "GET"}},
             }
         },
-        # AsyncAPI says what this application does: it receives what clients send.
+        # AsyncAPI describes this application: it receives what clients send.
         "operations": {
             "receive": operation("receive", CLIENT_EXAMPLES, "What a client may send."),
-            "send": operation("send", SERVER_EXAMPLES, "What the server answers and tells."),
+            "send": operation("send", SERVER_EXAMPLES, "What the server may send."),
         },
         "components": {"messages": messages, "schemas": schemas},
     }

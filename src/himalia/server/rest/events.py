@@ -1,4 +1,4 @@
-"""A topic as Server-Sent Events: the same subscription as on the WebSocket, for browsers and ``curl``."""
+"""REST: subscribing to a topic with Server-Sent Events, as on the WebSocket, for browsers and ``curl``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from himalia.server.caller_usage import Place
 from himalia.server.codecs import SSE, SSE_OF_PATTERN, SseCodec
 from himalia.server.context import Broker
 from himalia.server.identity import Credential
-from himalia.server.rest.models import ErrorResponse
+from himalia.server.rest.schema import errors
 from himalia.server.rest.topics import ERRORS, NOT_FOUND
 from himalia.server.websocket.subscribing import make_subscriber
 from himalia.topics import is_pattern
@@ -28,7 +28,7 @@ router = APIRouter(responses=ERRORS, tags=["messages"])
 
 
 class SseOutlet(Outlet):
-    """Holds what is to be sent until the response's generator takes it."""
+    """Buffers data until the response's generator sends it."""
 
     __slots__ = ("_bytes_max", "_ended", "_unsent", "_wake")
 
@@ -53,7 +53,7 @@ class SseOutlet(Outlet):
         self._wake.set()
 
     async def stream(self, heartbeat_s: float) -> AsyncIterator[bytes]:
-        """What is written, as it is written; a comment when nothing was for a while."""
+        """Yield data as it is written, and a comment after ``heartbeat_s`` without any."""
         while not (self._ended and not self._unsent):
             try:
                 await asyncio.wait_for(self._wake.wait(), heartbeat_s)
@@ -69,10 +69,10 @@ class SseOutlet(Outlet):
 
 
 class EventsResponse(StreamingResponse):
-    """An event stream, which takes a place and has a subscription until it ends, in whatever way.
+    """An event stream, which holds a connection slot and a subscription until it ends, for whatever reason.
 
-    What it holds is released here and not in the generator: that may be abandoned while its last piece waits for a
-    reader who takes nothing, and ends only when the garbage collector finds it.
+    They are released here and not in the generator: a stalled reader's generator may be abandoned at a ``yield``, and
+    then ends only when the garbage collector finds it.
     """
 
     def __init__(self, broker: Broker, outlet: SseOutlet, place: Place, credential: Credential) -> None:
@@ -87,17 +87,17 @@ class EventsResponse(StreamingResponse):
         self._credential = credential
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._credential.watch(self._credential_ended)
+        self._credential.watch(self._on_credential_end)
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._credential.unwatch(self._credential_ended)
+            self._credential.unwatch(self._on_credential_end)
             self._outlet.closed = True
             self._place.release()
             self._broker.streams.pop(self._outlet, None)
             self._broker.manager.disconnect(self._outlet)
 
-    def _credential_ended(self, why: Unauthorized) -> None:
+    def _on_credential_end(self, why: Unauthorized) -> None:
         self._outlet.buffer(SSE.error(why))
         self._outlet.flush()
         self._outlet.close(why)
@@ -119,29 +119,33 @@ async def _pieces(outlet: SseOutlet, heartbeat_s: float) -> AsyncIterator[bytes]
             "content": {"text/event-stream": {"example": 'id: 0\ndata: {"type":"event","offset":0}\n\n'}},
         },
         **NOT_FOUND,
-        429: {"model": ErrorResponse, "description": "Too many subscriptions"},
+        **errors({429: "Too many subscriptions"}),
     },
 )
 async def events(
     broker: TheBroker,
     caller: Caller,
     name: str,
-    last_n: Annotated[int | None, Query(description="Begin with the newest so many.", ge=0)] = None,
+    last_n: Annotated[
+        int | None, Query(description="Begin with the newest records, this many.", ge=0)
+    ] = None,
     start: Annotated[int | None, Query(alias="from", description="First offset.", ge=0, lt=1 << 63)] = None,
     epoch: Annotated[str | None, Query(description="The epoch that `from` was read in.")] = None,
     since: Annotated[str | None, Query(description="ISO 8601, or seconds since 1970.")] = None,
-    policy: Annotated[Policy | Literal[""], Query(description="What happens when you are slow.")] = "",
-    limit: Annotated[int | None, Query(description="Records you may fall behind.", ge=1)] = None,
+    policy: Annotated[
+        Policy | Literal[""], Query(description="What the server does when you fall behind.")
+    ] = "",
+    limit: Annotated[int | None, Query(description="Records by which you may fall behind.", ge=1)] = None,
     filter: Annotated[str | None, Query(description="CEL on message, headers, topic, offset.")] = None,
     last_event_id: Annotated[
-        str | None, Header(description="The offset last seen; resumes behind it.")
+        str | None, Header(description="Offset of the last event you received; resumes after it.")
     ] = None,
 ) -> StreamingResponse:
-    """Follow a topic, or a pattern of topics. Sends what is asked for and then what comes, until you go."""
+    """Subscribe to a topic or a pattern. Sends stored records as requested, then new ones until you disconnect."""
     place = broker.admit(caller)
     if last_event_id:
         if is_pattern(name):
-            raise BadRequest("Last-Event-ID resumes a topic, not a pattern; use the WebSocket's from")
+            raise BadRequest("Last-Event-ID resumes a topic, not a pattern; use `from` on the WebSocket")
         start, last_n, since = _after(last_event_id), None, None
     message = ClientMessage(
         "subscribe",
@@ -174,5 +178,5 @@ async def events(
 
 def _after(last_event_id: str) -> int:
     if not last_event_id.isascii() or not last_event_id.isdigit() or len(last_event_id) > 18:
-        raise BadRequest("Last-Event-ID is the offset of the last event you saw")
+        raise BadRequest("Last-Event-ID must be the offset of the last event you received")
     return int(last_event_id) + 1

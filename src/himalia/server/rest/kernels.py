@@ -1,71 +1,60 @@
-"""REST: kernels, in the shape of Jupyter Server's API, and running code in them."""
+"""REST: kernels, in the form of Jupyter Server's API, and running code in them."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
-from uuid import uuid4
 
 import msgspec
 from fastapi import APIRouter, Body, Query, Response
 from fastapi import Path as PathParameter
 
 from himalia.errors import BadRequest, Forbidden, ShuttingDown
+from himalia.protocol import models
+from himalia.protocol.models.kernels import KERNEL_ID
 from himalia.record import format_ts
 from himalia.server.auth import SECURITY, Caller, TheBroker, has_right, require_right
 from himalia.server.context import Broker
 from himalia.server.identity import Principal, Right
 from himalia.server.observe.audit import AuditEvent
-from himalia.server.rest.kernel_models import (
-    KERNEL_ID,
-    AttachedResponse,
-    AttachRequest,
-    ExecuteRequest,
-    ExecuteResponse,
-    ExecutionBody,
-    InputRequest,
-    KernelBody,
-    KernelError,
-    KernelSpecBody,
-    KernelSpecFile,
-    KernelSpecsResponse,
-    SkippedBody,
-    StartKernelRequest,
-)
+from himalia.server.rest.schema import JSON, JsonBody, errors, json_response, model_of
 from himalia.topics import KERNEL_TOPIC_PREFIX, check_name
 
 if TYPE_CHECKING:
     from himalia.iopub.result import ExecutionResult
     from himalia.kernels.kernel import Kernel
 
-JSON = "application/json"
-_ANY_TOPIC = f"{KERNEL_TOPIC_PREFIX}{uuid4()}"
-"""The topic of a kernel that is yet to be: only a pattern can give a right on it."""
+ALL_KERNELS = f"{KERNEL_TOPIC_PREFIX}*"
+"""Checked in place of a topic, it needs a right on every kernel's topic: no name of one kernel matches it."""
 
 
-def _errors(**descriptions: str) -> dict[int | str, dict[str, Any]]:
-    return {
-        int(status.removeprefix("on_")): {"model": KernelError, "description": description}
-        for status, description in descriptions.items()
+def _kernel_errors(descriptions: dict[int, str]) -> dict[int | str, dict[str, Any]]:
+    return errors(descriptions, models.KernelError)
+
+
+ERRORS = _kernel_errors(
+    {
+        401: "No key, or an unknown one",
+        403: "The key lacks the right, the origin is foreign, or this server runs no kernels",
+        422: "Bad input",
+        503: "The log cannot store now, or the server is shutting down; retry",
     }
-
-
-ERRORS = _errors(
-    on_401="No key, or an unknown one",
-    on_403="The key lacks the right, the origin is foreign, or this server runs no kernels",
-    on_422="Bad input",
-    on_503="The log cannot store now, or the server is shutting down; retry",
 )
-NO_KERNEL = _errors(on_404="No such kernel")
-NO_EXECUTION = _errors(on_404="No such kernel or request, or the log no longer keeps it")
-UNAVAILABLE = _errors(on_409="The kernel is dead, or not ours to do that with")
-NO_ROOM = _errors(on_429="Too many kernels")
-FAILED = _errors(on_502="The kernel could not be started; the message says why")
-TOO_LARGE = _errors(on_413="The body is too large")
-RESULT: dict[str, Any] = {"model": ExecutionBody, "description": "The request and all that came of it"}
+NO_KERNEL = _kernel_errors({404: "No such kernel"})
+NO_EXECUTION = _kernel_errors({404: "No such kernel or request, or the log no longer stores it"})
+UNAVAILABLE = _kernel_errors({409: "The kernel is dead, or attached and not managed by this server"})
+NO_ROOM = _kernel_errors({429: "Too many kernels"})
+QUEUE_FULL = _kernel_errors({429: "Too many requests wait for this kernel"})
+FAILED = _kernel_errors({502: "The kernel could not be started; the message says why"})
+TOO_LARGE = _kernel_errors({413: "The body is too large"})
+LOCATION = {"headers": {"Location": {"description": "The kernel", "schema": {"type": "string"}}}}
+KERNEL = model_of(models.Kernel)
+EXECUTION = model_of(models.Execution)
+RESULT: dict[str, Any] = {"model": EXECUTION, "description": "The request and its result so far"}
 
 KernelId = Annotated[str, PathParameter(description="The kernel's id.", json_schema_extra=KERNEL_ID)]
 RequestId = Annotated[str, PathParameter(description="The request's id.", max_length=256)]
@@ -74,7 +63,7 @@ _CODE_PATH = re.compile(r"/api/kernels/[^/]*/(execute|input)\Z")
 
 
 def is_of_code(path: str) -> bool:
-    """Whether a body sent there holds code, or what code asked for: as much as a message."""
+    """Return whether bodies sent to this path hold code or input, which may be as large as a message."""
     return _CODE_PATH.match(path) is not None
 
 
@@ -84,107 +73,102 @@ router = APIRouter(prefix="/api", responses=ERRORS, tags=["kernels"], dependenci
 # Kernelspecs
 
 
-@router.get("/kernelspecs")
-async def list_kernelspecs(broker: TheBroker, caller: Caller) -> KernelSpecsResponse:
-    """The kernels that can be started here."""
+@router.get("/kernelspecs", response_model=model_of(models.KernelSpecs))
+async def list_kernelspecs(broker: TheBroker, caller: Caller) -> Response:
+    """List the kernels that can be started."""
     from himalia.kernels.host import DEFAULT_NAME
 
     specs = broker.kernels.host.specs
     found = await asyncio.to_thread(specs.get_all_specs)
-    return KernelSpecsResponse(
-        default=DEFAULT_NAME,
-        kernelspecs={
-            name: KernelSpecBody(name=name, spec=KernelSpecFile(**entry["spec"]))
-            for name, entry in sorted(found.items())
-        },
-    )
+    kernelspecs = {name: models.KernelSpec(name, entry["spec"]) for name, entry in sorted(found.items())}
+    return json_response(models.KernelSpecs(DEFAULT_NAME, kernelspecs))
 
 
 # Kernels
 
 
-@router.get("/kernels")
-async def list_kernels(broker: TheBroker, caller: Caller) -> list[KernelBody]:
-    """The kernels that run and that you may watch."""
+@router.get("/kernels", response_model=list[KERNEL])  # type: ignore[valid-type]
+async def list_kernels(broker: TheBroker, caller: Caller) -> Response:
+    """List the running kernels whose output you may read."""
     kernels = broker.kernels.host.kernels.values()
-    return [
-        _body(broker, kernel) for kernel in kernels if caller.may(Right.SUBSCRIBE, kernel.topic, kernel.owner)
-    ]
+    return json_response(
+        [_describe(broker, one) for one in kernels if caller.may(Right.SUBSCRIBE, one.topic, one.owner)]
+    )
 
 
 @router.post(
     "/kernels",
     status_code=201,
-    responses={
-        201: {"headers": {"Location": {"description": "The kernel", "schema": {"type": "string"}}}},
-        **NO_ROOM,
-        **FAILED,
-        **TOO_LARGE,
-    },
+    response_model=KERNEL,
+    responses={201: LOCATION, **NO_ROOM, **FAILED, **TOO_LARGE},
 )
 async def start_kernel(
     broker: TheBroker,
     caller: Caller,
-    response: Response,
     body: Annotated[
-        StartKernelRequest | None, Body(openapi_examples={"python": {"value": {"name": "python3"}}})
+        JsonBody[models.StartKernelRequest] | None,
+        Body(openapi_examples={"python": {"value": {"name": "python3"}}}),
     ] = None,
-) -> KernelBody:
-    """Start a kernel, which is then yours. The answer comes when it is ready to run code."""
-    _require_new(broker, caller, may_be_own=True)
-    wanted = body or StartKernelRequest()
+) -> Response:
+    """Start a kernel, which you then own. Responds when the kernel is ready to run code."""
+    _require_start(broker, caller, may_be_own=True)
+    wanted = body or models.StartKernelRequest()
+    _check_start(wanted)
     cwd = await asyncio.to_thread(_directory, wanted)
     kernel = await broker.kernels.start(wanted.name, cwd, wanted.env, caller)
-    response.headers["Location"] = f"/api/kernels/{kernel.id}"
-    return _body(broker, kernel)
+    return json_response(_describe(broker, kernel), 201, {"Location": f"/api/kernels/{kernel.id}"})
 
 
 @router.post(
     "/kernels/attach",
     status_code=201,
-    response_model=KernelBody,
+    response_model=KERNEL,
     responses={
-        200: {"model": AttachedResponse, "description": "With `all`: which were attached, which not and why"},
-        201: {"headers": {"Location": {"description": "The kernel", "schema": {"type": "string"}}}},
+        200: {
+            "model": model_of(models.Attached),
+            "description": "With `all`: the attached kernels, and those skipped with the reason",
+        },
+        201: LOCATION,
         **UNAVAILABLE,
         **NO_ROOM,
         **FAILED,
         **TOO_LARGE,
     },
 )
-async def attach_kernel(body: AttachRequest, broker: TheBroker, caller: Caller) -> Response:
-    """Listen to a kernel that something else started, without disturbing it, or to all that can be found."""
-    _require_new(broker, caller, may_be_own=False)
+async def attach_kernel(
+    body: Annotated[JsonBody[models.AttachRequest], Body()], broker: TheBroker, caller: Caller
+) -> Response:
+    """Listen to a kernel that another program started, without disturbing it, or to all that can be found."""
+    _require_start(broker, caller, may_be_own=False)
     if body.all == (body.connection_file is not None):
-        raise BadRequest("give connection_file, or all as true; not both")
+        raise BadRequest("give either `connection_file`, or `all` as true")
     if body.connection_file is not None:
+        _refuse_nul("connection_file", [body.connection_file])
         kernel = await broker.kernels.attach(body.connection_file, caller)
-        content = _body(broker, kernel).model_dump_json()
-        return Response(content, 201, {"Location": f"/api/kernels/{kernel.id}"}, JSON)
+        return json_response(_describe(broker, kernel), 201, {"Location": f"/api/kernels/{kernel.id}"})
     kernels, skipped = await broker.kernels.attach_all(caller)
-    answer = AttachedResponse(
-        attached=[_body(broker, kernel) for kernel in kernels],
-        skipped=[SkippedBody(connection_file=path, reason=why) for path, why in sorted(skipped.items())],
+    attached = [_describe(broker, kernel) for kernel in kernels]
+    return json_response(
+        models.Attached(attached, [models.Skipped(path, why) for path, why in sorted(skipped.items())])
     )
-    return Response(answer.model_dump_json(), media_type=JSON)
 
 
-@router.get("/kernels/{kernel_id}", responses=NO_KERNEL)
-async def get_kernel(broker: TheBroker, caller: Caller, kernel_id: KernelId) -> KernelBody:
-    """One kernel."""
-    return _body(broker, await _kernel(broker, caller, kernel_id, Right.SUBSCRIBE))
+@router.get("/kernels/{kernel_id}", response_model=KERNEL, responses=NO_KERNEL)
+async def get_kernel(broker: TheBroker, caller: Caller, kernel_id: KernelId) -> Response:
+    """Return one kernel."""
+    return json_response(_describe(broker, await _kernel(broker, caller, kernel_id, Right.SUBSCRIBE)))
 
 
 @router.delete("/kernels/{kernel_id}", status_code=204, responses=NO_KERNEL)
 async def stop_kernel(broker: TheBroker, caller: Caller, kernel_id: KernelId) -> None:
-    """End a kernel; one that something else started is only let go. Its topic stays."""
+    """Stop a kernel; detach from one that another program started. The kernel's topic stays."""
     await _kernel(broker, caller, kernel_id, Right.EXECUTE)
     await broker.kernels.host.stop(kernel_id, caller=caller.name)
 
 
 @router.post("/kernels/{kernel_id}/interrupt", status_code=204, responses={**NO_KERNEL, **UNAVAILABLE})
 async def interrupt_kernel(broker: TheBroker, caller: Caller, kernel_id: KernelId) -> None:
-    """Interrupt what the kernel runs; that ends with the error KeyboardInterrupt."""
+    """Interrupt the running code, which ends with the error KeyboardInterrupt."""
     kernel = await _kernel(broker, caller, kernel_id, Right.EXECUTE)
 
     async def interrupt() -> None:
@@ -194,12 +178,16 @@ async def interrupt_kernel(broker: TheBroker, caller: Caller, kernel_id: KernelI
     await broker.audit.undivided.run(interrupt())
 
 
-@router.post("/kernels/{kernel_id}/restart", responses={**NO_KERNEL, **UNAVAILABLE, **FAILED})
-async def restart_kernel(broker: TheBroker, caller: Caller, kernel_id: KernelId) -> KernelBody:
-    """Start the kernel's process anew. What runs or waits ends as `aborted`; id and topic stay."""
+@router.post(
+    "/kernels/{kernel_id}/restart",
+    response_model=KERNEL,
+    responses={**NO_KERNEL, **UNAVAILABLE, **FAILED},
+)
+async def restart_kernel(broker: TheBroker, caller: Caller, kernel_id: KernelId) -> Response:
+    """Restart the kernel's process. Running and waiting requests end as `aborted`; id and topic stay."""
     kernel = await _kernel(broker, caller, kernel_id, Right.EXECUTE)
     await kernel.restart(caller=caller.name)
-    return _body(broker, kernel)
+    return json_response(_describe(broker, kernel))
 
 
 # Running code
@@ -207,39 +195,47 @@ async def restart_kernel(broker: TheBroker, caller: Caller, kernel_id: KernelId)
 
 @router.post(
     "/kernels/{kernel_id}/execute",
-    response_model=ExecutionBody,
+    response_model=EXECUTION,
     responses={
         200: {**RESULT, "description": "With `wait`: the whole result"},
-        202: {"model": ExecuteResponse, "description": "It is in line, and can be found in the log"},
+        202: {
+            "model": model_of(models.Submitted),
+            "description": "The request is queued, and its first record is in the log",
+        },
         **NO_KERNEL,
         **UNAVAILABLE,
-        **_errors(on_429="Too many requests wait for this kernel"),
+        **QUEUE_FULL,
         **TOO_LARGE,
     },
 )
-async def execute(body: ExecuteRequest, broker: TheBroker, caller: Caller, kernel_id: KernelId) -> Response:
-    """Run code. Answers at once with where to look, or with `wait` when it has ended and all of it is stored.
+async def execute(
+    body: Annotated[JsonBody[models.ExecuteRequest], Body()],
+    broker: TheBroker,
+    caller: Caller,
+    kernel_id: KernelId,
+) -> Response:
+    """Run code. Responds at once with the request's position, or with `wait` when its result is complete and stored.
 
-    With `wait` every end is 200, and `status` tells which. It goes on if you go away; ask for it again by its id.
-    Without the right to read the kernel's topic, the answer does not have what the code printed.
+    With `wait` the response is 200 whatever the outcome, which `status` names. The code runs on if you disconnect: get
+    its result by the request's id. Without the right to read the kernel's topic, code, outputs and error are left out.
     """
     from himalia.kernels.request import Code
 
     kernel = await _kernel(broker, caller, kernel_id, Right.EXECUTE)
     _check_running(broker)
-    code = Code(**body.model_dump(exclude={"wait"}), caller=caller.name)
-    request = await broker.kernels.execute(kernel, code, caller)
+    options = msgspec.structs.asdict(body)
+    del options["wait"]
+    request = await broker.kernels.execute(kernel, Code(**options, caller=caller.name), caller)
     if body.wait:
         await broker.kernels.until_closed(kernel, request)
         return await _outcome(broker, caller, kernel_id, request.id)
-    answer = ExecuteResponse(request_id=request.id, topic=kernel.topic, offset=request.offset)
     location = {"Location": f"/api/kernels/{kernel_id}/executions/{request.id}"}
-    return Response(answer.model_dump_json(), 202, location, JSON)
+    return json_response(models.Submitted(request.id, kernel.topic, request.offset), 202, location)
 
 
 @router.get(
     "/kernels/{kernel_id}/executions/{request_id}",
-    response_model=ExecutionBody,
+    response_model=EXECUTION,
     responses={200: RESULT, **NO_EXECUTION},
 )
 async def get_execution(
@@ -247,23 +243,23 @@ async def get_execution(
     caller: Caller,
     kernel_id: KernelId,
     request_id: RequestId,
-    late: Annotated[bool, Query(description="Also what came after its end.")] = False,
+    late: Annotated[bool, Query(description="Include output that arrived after the request ended.")] = False,
 ) -> Response:
-    """What became of a request, any number of times: while it runs, and as long as the log keeps it."""
+    """Return the result of a request: while it runs, and as long as the log stores it."""
     host = broker.kernels.host
     await require_right(broker.log, caller, Right.SUBSCRIBE, _topic(broker, kernel_id))
-    return await _answer(await host.result(kernel_id, request_id, late=late, keeps_json=True))
+    return await _result(await host.result(kernel_id, request_id, late=late, keeps_json=True))
 
 
 @router.delete(
     "/kernels/{kernel_id}/executions/{request_id}",
-    response_model=ExecutionBody,
+    response_model=EXECUTION,
     responses={200: RESULT, **NO_EXECUTION},
 )
 async def cancel_execution(
     broker: TheBroker, caller: Caller, kernel_id: KernelId, request_id: RequestId
 ) -> Response:
-    """End a request: one that waits never runs, one that runs is interrupted. One that has ended stays as it is."""
+    """Cancel a request: drop it if it waits, interrupt it if it runs. One that has ended does not change."""
     host = broker.kernels.host
     await require_right(broker.log, caller, Right.EXECUTE, _topic(broker, kernel_id))
     kernel = host.kernels.get(kernel_id)
@@ -279,18 +275,23 @@ async def cancel_execution(
 @router.post(
     "/kernels/{kernel_id}/input", status_code=204, responses={**NO_KERNEL, **UNAVAILABLE, **TOO_LARGE}
 )
-async def answer_input(body: InputRequest, broker: TheBroker, caller: Caller, kernel_id: KernelId) -> None:
-    """Give what the running code asks for on stdin."""
+async def answer_input(
+    body: Annotated[JsonBody[models.InputRequest], Body()],
+    broker: TheBroker,
+    caller: Caller,
+    kernel_id: KernelId,
+) -> None:
+    """Send the input that the running code waits for."""
     (await _kernel(broker, caller, kernel_id, Right.EXECUTE)).answer(body.value, caller.name)
     broker.audit.record(AuditEvent.INPUT_ANSWERED, caller, kernel_id=kernel_id)
 
 
-# What the calls share
+# Shared by the calls
 
 
 def _topic(broker: Broker, kernel_id: str) -> str:
     if "." in kernel_id:
-        raise BadRequest(f"{kernel_id[:80]!r} is not a kernel's id")
+        raise BadRequest(f"{kernel_id[:80]!r} is not a valid kernel id")
     return check_name(KERNEL_TOPIC_PREFIX + kernel_id, broker.settings.topic_length_max)
 
 
@@ -300,28 +301,46 @@ async def _kernel(broker: Broker, caller: Principal, kernel_id: str, right: Righ
     return host.get(kernel_id)
 
 
-def _require_new(broker: Broker, caller: Principal, *, may_be_own: bool) -> None:
-    """``Forbidden`` unless the caller may have a new kernel; ``may_be_own`` if the right to its own is enough."""
-    _ = broker.kernels.host
+def _require_start(broker: Broker, caller: Principal, *, may_be_own: bool) -> None:
+    """Raise ``Forbidden`` unless the caller may start or attach kernels.
+
+    ``may_be_own``: the right to the caller's own kernels is enough.
+    """
+    _ = broker.kernels.host  # raises if this server runs no kernels
     owns = caller.owns(Right.EXECUTE)
-    if not caller.may(Right.EXECUTE, _ANY_TOPIC) and not (may_be_own and owns):
+    if not caller.may(Right.EXECUTE, ALL_KERNELS) and not (may_be_own and owns):
         what = "attach kernels, only to start its own" if owns else "start or attach kernels"
         raise Forbidden(
-            f"{caller.name!r} has no right to {what}: that is execute on 'kernels.*'", right=Right.EXECUTE
+            f"{caller.name!r} has no right to {what}: that takes execute on 'kernels.*'", right=Right.EXECUTE
         )
     _check_running(broker)
 
 
 def _check_running(broker: Broker) -> None:
     if broker.draining:
-        raise ShuttingDown("the server is shutting down; try again in a moment")
+        raise ShuttingDown("the server is shutting down; retry when it has restarted")
 
 
-def _directory(wanted: StartKernelRequest) -> Path | None:
-    """Where the kernel is to work; None for the server's own directory."""
+def _check_start(wanted: models.StartKernelRequest) -> None:
+    """Refuse text that cannot be passed to a process."""
+    for field in ("name", "path", "cwd"):
+        _refuse_nul(field, [getattr(wanted, field) or ""])
+    env = wanted.env or {}
+    _refuse_nul("env", [*env, *env.values()])
+    if any(not name or "=" in name for name in env):
+        raise BadRequest("the name of a variable in `env` must not be empty or contain '='")
+
+
+def _refuse_nul(field: str, texts: Iterable[str]) -> None:
+    if any("\0" in text for text in texts):
+        raise BadRequest(f"`{field}` must not contain a NUL character")
+
+
+def _directory(wanted: models.StartKernelRequest) -> Path | None:
+    """Return the kernel's working directory; None for the server's own. Reads the file system."""
     if wanted.cwd is not None:
         if not os.path.isdir(wanted.cwd):
-            raise BadRequest(f"there is no directory {wanted.cwd[:200]!r} on the server", path=wanted.cwd)
+            raise BadRequest(f"the server has no directory {wanted.cwd[:200]!r}", path=wanted.cwd)
         return Path(wanted.cwd).absolute()
     if wanted.path is None:
         return None
@@ -329,13 +348,13 @@ def _directory(wanted: StartKernelRequest) -> Path | None:
     return next((folder for folder in (path, *path.parents) if os.path.isdir(folder)), None)
 
 
-def _body(broker: Broker, kernel: Kernel) -> KernelBody:
+def _describe(broker: Broker, kernel: Kernel) -> models.Kernel:
     model = kernel.model(connections=broker.manager.subscribers_of(kernel.topic))
-    return KernelBody(
+    return models.Kernel(
         id=model.id,
         name=model.name,
         last_activity=format_ts(model.last_activity_us),
-        execution_state=model.execution_state.value,
+        execution_state=model.execution_state,
         connections=model.connections,
         topic=model.topic,
         owner=model.owner,
@@ -350,12 +369,12 @@ def _body(broker: Broker, kernel: Kernel) -> KernelBody:
 
 
 async def _outcome(broker: Broker, caller: Principal, kernel_id: str, request_id: str) -> Response:
-    """A request for one who may execute: what it printed is only for those who may read the kernel's topic."""
+    """Respond to a caller who may execute; the content only if it may also read the kernel's topic."""
     result = await broker.kernels.host.result(kernel_id, request_id, keeps_json=True)
     may_read = await has_right(broker.log, caller, Right.SUBSCRIBE, _topic(broker, kernel_id))
-    return await _answer(result if may_read else result.without_content())
+    return await _result(result if may_read else result.without_content())
 
 
-async def _answer(result: ExecutionResult) -> Response:
-    # Outputs can be large: they are encoded once, in a thread, and not checked again.
+async def _result(result: ExecutionResult) -> Response:
+    # Outputs can be large, so they are encoded in a thread.
     return Response(await asyncio.to_thread(msgspec.json.encode, result), media_type=JSON)

@@ -1,8 +1,7 @@
-"""The page at ``/``, served out of the package: its own modules, two frames for what is not ours, and Plotly.
+"""Serves the page at ``/`` from the package: its modules, two frames for foreign content, and Plotly.
 
-Three documents with three policies. The page itself runs nothing but its own modules. ``frame.html`` shows what a
-kernel made, and ``plot.html`` runs Plotly; both are sandboxed into an origin of their own by their answer's headers,
-so they stay there even when somebody opens them directly.
+Three documents with three policies. The page runs only its own modules. ``frame.html`` shows HTML that a kernel made,
+and ``plot.html`` runs Plotly; response headers sandbox both into an opaque origin, even if they are opened directly.
 """
 
 from __future__ import annotations
@@ -34,8 +33,7 @@ MEDIA_TYPES = {
 PAGE_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "frame-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
-    # No module of ours parses HTML; where the browser can, it sees to it that none ever will. The one policy is for
-    # the address of our worker.
+    # No module of the page parses HTML, and browsers that can enforce it do. The one policy is for the worker's URL.
     "require-trusted-types-for 'script'; trusted-types himalia-worker"
 )
 FRAMES = ("frame.html", "plot.html")
@@ -44,7 +42,7 @@ _INLINE_SCRIPT = re.compile(r"<script>(.*?)</script>", re.DOTALL)
 
 
 def frame_policy(html: str) -> str:
-    """Only the scripts that the document came with may run, known by their digests: not what is put into it."""
+    """Allow only the scripts that the document was served with, by digest: not those of content added later."""
     digests = " ".join(f"'sha256-{_digest(script)}'" for script in _INLINE_SCRIPT.findall(html))
     return (
         f"default-src 'none'; script-src {digests}; style-src 'unsafe-inline'; img-src data: blob:; font-src data:; "
@@ -58,7 +56,7 @@ def _digest(text: str) -> str:
 
 @router.get("/")
 async def page(request: Request, broker: TheBroker) -> Response:
-    """The page; with ``?token=`` a session for whoever has that key, and the page without it in the address."""
+    """Return the page; with ``?token=``, start a session and redirect to the page without the token in its URL."""
     if "token" not in request.query_params:
         return _file(request, "index.html")
     made = await broker.identity.sign_in_by_link(request.scope, request.headers.get("user-agent", ""))
@@ -71,7 +69,7 @@ async def page(request: Request, broker: TheBroker) -> Response:
 @router.get("/page/{name}")
 @router.get("/page/{folder}/{name}")
 async def page_file(request: Request, name: str, folder: str = "") -> Response:
-    """A file of the page. They describe the program and not the data, so no key is needed."""
+    """Return a file of the page. These belong to the program, not to the data, so they need no key."""
     path = f"{folder}/{name}" if folder else name
     if path not in _names():
         raise HTTPException(404)
@@ -90,7 +88,7 @@ class _File(NamedTuple):
 
 
 def _file(request: Request, name: str) -> Response:
-    return _answer(request, _frame(name) if name in FRAMES else _read(name))
+    return _respond(request, _frame(name) if name in FRAMES else _read(name))
 
 
 def _read(name: str) -> _File:
@@ -100,9 +98,9 @@ def _read(name: str) -> _File:
 
 @cache
 def _frame(name: str) -> _File:
-    """A frame's document. One without an origin may load nothing from here, so all is inside.
+    """Return the document of a frame. Its opaque origin may load nothing from the server, so all of it is inline.
 
-    Made and hashed once: Plotly's are megabytes, which everybody may ask for, without a key.
+    Built and hashed once: Plotly is megabytes, and anyone may request it without a key.
     """
     html = (FOLDER / name).read_text()
     if _PLOTLY_GOES_HERE in html:
@@ -116,7 +114,7 @@ def _etag(content: bytes) -> str:
 
 
 def _plotly() -> str:
-    """The bundle inside the ``plotly`` package, fit to stand in a document; empty where that is not installed."""
+    """Return the bundle of the ``plotly`` package, escaped for a script element; empty if it is not installed."""
     spec = find_spec("plotly")
     if spec is None or not spec.submodule_search_locations:
         return ""
@@ -124,8 +122,8 @@ def _plotly() -> str:
     return path.read_text().replace("</script", "<\\/script") if path.exists() else ""
 
 
-def _answer(request: Request, file: _File) -> Response:
-    # Asked for again each time, sent again only if it changed: after an upgrade nobody sees half of the old page.
+def _respond(request: Request, file: _File) -> Response:
+    # Revalidated on each load and sent only if changed: no browser mixes files of two versions after an upgrade.
     headers = {**_headers(file.policy, "no-cache"), "ETag": file.etag}
     if request.headers.get("if-none-match") == file.etag:
         return Response(status_code=304, headers=headers)

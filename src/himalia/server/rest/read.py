@@ -1,4 +1,4 @@
-"""REST: reading a topic's records as JSON, NDJSON or Arrow, streamed in chunks whatever their number."""
+"""REST: reading a topic's records as JSON, NDJSON or Arrow, streamed in chunks."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from starlette.types import Receive, Scope, Send
 from himalia.errors import BadRequest, EpochChanged, TopicNotFound
 from himalia.log.api import Chunk, Log
 from himalia.log.columnar import ColumnChunk
-from himalia.protocol import encode
+from himalia.protocol import encode, encode_record, models
 from himalia.pubsub.filters import Filter
-from himalia.record import Record, format_ts, parse_ts
+from himalia.record import Record, parse_ts
 from himalia.server.auth import SECURITY, Caller, TheBroker, require_right
 from himalia.server.context import Broker
 from himalia.server.identity import Principal, Right
-from himalia.server.rest.models import ErrorResponse, MessagesResponse
+from himalia.server.rest.schema import JSON, errors, model_of
 from himalia.server.rest.topics import ERRORS, NOT_FOUND, TopicName
 from himalia.server.websocket.subscribing import compile_checked
 from himalia.topics import check_name
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from himalia.server.rest.arrow import ArrowStream
 
 
-JSON = "application/json"
 NDJSON = "application/x-ndjson"
 ARROW = "application/vnd.apache.arrow.stream"
 JSON_LIMIT = 1000
@@ -41,7 +40,7 @@ CHUNK_RECORDS = 5000
 CHUNK_BYTES = 256 << 10
 ARROW_BYTES = 4 << 20
 SENT_BYTES = 256 << 10
-"""What is sent of a long answer in one turn of the event loop: others publish and listen meanwhile."""
+"""Bytes of a long response that are sent in one turn of the event loop, so that other requests make progress."""
 
 router = APIRouter(responses=ERRORS, tags=["messages"])
 
@@ -50,7 +49,7 @@ Pieces = AsyncGenerator[bytes | memoryview] | AsyncGenerator[bytes]
 
 
 class ReaderResponse(StreamingResponse):
-    """An answer that takes one of the server's places for readers until it is sent, or its reader is gone."""
+    """A response that occupies one of the server's reader slots until it is sent or its reader disconnects."""
 
     def __init__(
         self,
@@ -60,7 +59,7 @@ class ReaderResponse(StreamingResponse):
         media_type: str,
     ) -> None:
         broker.admit_reader(caller)
-        self._pieces = _freed_at_end(pieces)
+        self._pieces = _release_at_end(pieces)
         super().__init__(self._pieces, media_type=media_type)
         self._broker = broker
         self._caller = caller
@@ -70,15 +69,15 @@ class ReaderResponse(StreamingResponse):
             await super().__call__(scope, receive, send)
         finally:
             self._broker.release_reader(self._caller)
-            # By itself it would end only when the garbage collector finds it, with what it has read ahead.
+            # Otherwise it would end, and free what it has read ahead, only when the garbage collector finds it.
             await self._pieces.aclose()
 
 
-async def _freed_at_end(pieces: Pieces) -> AsyncGenerator[bytes | memoryview]:
-    """These pieces. When they end early, nothing of them is kept.
+async def _release_at_end(pieces: Pieces) -> AsyncGenerator[bytes | memoryview]:
+    """Yield the pieces, and keep no reference to them if the response ends early.
 
-    The error that ends a task group is part of a reference cycle, and the frames in its traceback have what they were
-    working on: 4 MB for each reader, until the next full run of the garbage collector.
+    The exception that cancels a task group is part of a reference cycle. The frames of its traceback would keep 4 MB
+    for each reader until the next full garbage collection.
     """
     piece: bytes | memoryview = b""
     try:
@@ -92,16 +91,16 @@ async def _freed_at_end(pieces: Pieces) -> AsyncGenerator[bytes | memoryview]:
 
 
 class Range(msgspec.Struct, frozen=True):
-    """The records to read: from ``start`` up to, but not including, ``stop``."""
+    """The records to read: offsets ``start`` to ``stop - 1``."""
 
     topic: str
     epoch: str
     start: int
     stop: int
     first: int
-    """The oldest that was kept when it was asked."""
+    """The oldest stored offset at the time of the request."""
     end: int
-    """The topic's end when it was asked."""
+    """The topic's end at the time of the request."""
 
 
 @router.get(
@@ -110,17 +109,21 @@ class Range(msgspec.Struct, frozen=True):
     response_class=StreamingResponse,
     responses={
         200: {
-            "model": MessagesResponse,
-            "description": "JSON by default; NDJSON or a stream of Arrow record batches by `Accept`.",
+            "model": model_of(models.MessagesResponse),
+            "description": "JSON by default; by `Accept` also NDJSON or a stream of Arrow record batches.",
             "content": {
                 NDJSON: {"schema": {"type": "string"}, "example": '{"offset":0,"ts":"...","message":{}}\n'},
                 ARROW: {"schema": {"type": "string", "format": "binary"}},
             },
         },
         **NOT_FOUND,
-        406: {"model": ErrorResponse, "description": "None of the media types in `Accept` is offered"},
-        409: {"model": ErrorResponse, "description": "The topic has another epoch"},
-        503: {"model": ErrorResponse, "description": "Too many readers"},
+        **errors(
+            {
+                406: "The server offers none of the media types in `Accept`",
+                409: "The topic has another epoch",
+                503: "Too many readers",
+            }
+        ),
     },
 )
 async def read_messages(
@@ -130,29 +133,33 @@ async def read_messages(
     name: str = TopicName,
     start: Annotated[int | None, Query(alias="from", description="First offset.", ge=0, lt=1 << 63)] = None,
     since: Annotated[str | None, Query(description="ISO 8601, or seconds since 1970.")] = None,
-    last: Annotated[int | None, Query(description="The newest so many.", ge=0)] = None,
+    last: Annotated[int | None, Query(description="Read the newest records, this many.", ge=0)] = None,
     limit: Annotated[
-        int | None, Query(description="At most so many; 1000 for JSON by default.", ge=1)
+        int | None, Query(description="Most records to return; 1000 for JSON by default.", ge=1)
     ] = None,
-    epoch: Annotated[str | None, Query(description="Refuse if the topic has another epoch.")] = None,
+    epoch: Annotated[
+        str | None, Query(description="Refuse the request if the topic has another epoch.")
+    ] = None,
     filter: Annotated[
         str | None,
-        Query(description="CEL on message, headers, topic, offset; `limit` counts what it is asked about."),
+        Query(
+            description="CEL on message, headers, topic, offset; `limit` counts the records it is applied to."
+        ),
     ] = None,
 ) -> StreamingResponse:
-    """Read records that are stored. Begins at the oldest one kept unless told otherwise; ends at the end of now."""
+    """Read stored records, by default from the oldest, up to the current end of the topic."""
     check_name(name, broker.settings.topic_length_max)
     await require_right(broker.log, caller, Right.SUBSCRIBE, name)
     if sum(given is not None for given in (start, since, last)) > 1:
-        raise BadRequest("give one of from, since and last, not several")
+        raise BadRequest("give only one of `from`, `since` and `last`")
     if last is not None and last > broker.settings.last_n_max:
-        raise BadRequest(f"last is at most {broker.settings.last_n_max}")
-    media_type, encoder = _choose(request.headers.get("accept", "*/*"))
+        raise BadRequest(f"`last` must be at most {broker.settings.last_n_max}")
+    media_type, encoder = _negotiate(request.headers.get("accept", "*/*"))
     compiled = (
         None if filter is None else await compile_checked(filter, broker.settings, broker.manager.turns)
     )
     if compiled is not None and media_type != JSON:
-        raise BadRequest(f"filter goes with {JSON}; accept that, or read without it")
+        raise BadRequest(f"`filter` requires {JSON}; accept that, or read without a filter")
     if media_type == JSON and limit is None:
         limit = JSON_LIMIT
     wanted = await _range(broker.log, name, start, since, last, limit, epoch)
@@ -180,20 +187,20 @@ async def _range(
         try:
             first = await log.offset_at(name, parse_ts(since))
         except (ValueError, OverflowError) as error:
-            raise BadRequest(f"since is ISO 8601 or seconds since 1970: {error}") from None
+            raise BadRequest(f"`since` must be ISO 8601 or seconds since 1970: {error}") from None
     elif last is not None:
         first = info.end - last
     else:
         first = start or 0
     first = max(first, info.first)
-    # Beyond the end nothing is read, and ``next`` stays what was asked for: it waits, like a subscription.
+    # Beyond the end nothing is read, and ``next`` is the offset of the request: as a subscription, it waits.
     end = max(first, info.end)
     stop = end if limit is None else min(first + limit, end)
     return Range(name, info.epoch, first, stop, info.first, info.end)
 
 
-async def chunks(log: Log, wanted: Range) -> AsyncIterator[Chunk]:
-    """The range in pieces. Ends early if the topic goes away; skips what retention takes meanwhile."""
+async def read_chunks(log: Log, wanted: Range) -> AsyncIterator[Chunk]:
+    """Yield the range in chunks. Ends early if the topic is deleted; skips what retention deletes meanwhile."""
     at = wanted.start
     while at < wanted.stop:
         limit = min(CHUNK_RECORDS, wanted.stop - at)
@@ -209,8 +216,8 @@ async def chunks(log: Log, wanted: Range) -> AsyncIterator[Chunk]:
         at = chunk.records[-1].offset + 1
 
 
-async def columns_in(log: Log, wanted: Range) -> AsyncIterator[ColumnChunk]:
-    """The range in pieces of columns; otherwise as ``chunks``."""
+async def read_column_chunks(log: Log, wanted: Range) -> AsyncIterator[ColumnChunk]:
+    """Yield the range in columnar chunks; otherwise as ``read_chunks``."""
     at = wanted.start
     while at < wanted.stop:
         try:
@@ -221,45 +228,45 @@ async def columns_in(log: Log, wanted: Range) -> AsyncIterator[ColumnChunk]:
             return
         at = columns.stop
         pieces = [columns]
-        # Megabytes, which are not needed any more while what was made of them waits for a slow reader.
+        # The generator keeps no reference: the megabytes are free while a slow reader takes the encoded batch.
         del columns
         yield pieces.pop()
 
 
-def stored(record: Record) -> bytes:
-    """A record as REST shows it."""
-    return b'{"offset":%d,"ts":"%b","message":{"id":%b,"payload":%b,"headers":%b}}' % (
-        record.offset,
-        format_ts(record.ts_us).encode(),
-        encode(record.id),
-        record.payload,
-        record.headers,
-    )
-
-
 async def _join(broker: Broker, separator: bytes, records: Iterable[Record]) -> bytes:
-    """These records as text. One answer at a time, and other work between two: of many answers that begin together,
-    the first pieces would make one long turn of the event loop.
+    """Encode records. One response at a time, with other work in between: if many responses began together, their
+    first chunks would make one long turn of the event loop.
     """
     async with broker.formatting:
         await asyncio.sleep(0)
-        return separator.join([stored(record) for record in records])
+        return separator.join([encode_record(record) for record in records])
+
+
+_HEAD = b'{"messages":['
+
+
+def _tail(wanted: Range, at: int, end: int, failed: models.FilterFailures | None = None) -> bytes:
+    """Encode a ``MessagesResponse`` behind its messages, which were streamed."""
+    page = models.MessagesResponse(
+        messages=[], next=at, first=wanted.first, end=end, epoch=wanted.epoch, failed=failed
+    )
+    return encode(page)[len(_HEAD) :]
 
 
 async def _as_json(broker: Broker, wanted: Range) -> AsyncGenerator[bytes]:
-    yield b'{"messages":['
+    yield _HEAD
     separator, at, end = b"", wanted.start, wanted.end
-    async for chunk in chunks(broker.log, wanted):
+    async for chunk in read_chunks(broker.log, wanted):
         yield separator + await _join(broker, b",", chunk.records)
         separator, at, end = b",", chunk.records[-1].offset + 1, chunk.end
-    yield b'],"next":%d,"first":%d,"end":%d,"epoch":"%b"}' % (at, wanted.first, end, wanted.epoch.encode())
+    yield _tail(wanted, at, end)
 
 
 async def _as_filtered_json(broker: Broker, wanted: Range, filter: Filter) -> AsyncGenerator[bytes]:
-    yield b'{"messages":['
+    yield _HEAD
     separator, at, end = b"", wanted.start, wanted.end
     failed, failure = 0, None
-    async for chunk in chunks(broker.log, wanted):
+    async for chunk in read_chunks(broker.log, wanted):
         matched = await broker.manager.apply_filter(filter, chunk.records)
         if matched.passed:
             yield separator + await _join(broker, b",", matched.passed)
@@ -267,22 +274,22 @@ async def _as_filtered_json(broker: Broker, wanted: Range, filter: Filter) -> As
         failed += matched.failed
         failure = failure or matched.failure
         at, end = chunk.records[-1].offset + 1, chunk.end
-    yield b'],"next":%d,"first":%d,"end":%d,"epoch":"%b"' % (at, wanted.first, end, wanted.epoch.encode())
-    if failure is not None:
+    if failure is None:
+        yield _tail(wanted, at, end)
+    else:
         offset, error = failure
-        yield b',"failed":' + encode({"count": failed, "offset": offset, "message": error.message})
-    yield b"}"
+        yield _tail(wanted, at, end, models.FilterFailures(failed, offset, error.message))
 
 
 async def _as_ndjson(broker: Broker, wanted: Range) -> AsyncGenerator[bytes]:
-    async for chunk in chunks(broker.log, wanted):
+    async for chunk in read_chunks(broker.log, wanted):
         yield await _join(broker, b"\n", chunk.records) + b"\n"
 
 
 def _load_arrow() -> None:
-    """Import pyarrow: in a thread, because it takes 0.2 s, and without the garbage collector.
+    """Import pyarrow. Called in a thread, because it takes 0.2 s, and with the garbage collector off.
 
-    It would walk again and again through what is being imported, and stop all threads each time.
+    Collections during the import would scan all new objects again and again and stop every thread meanwhile.
     """
     gc.disable()
     try:
@@ -295,14 +302,14 @@ def _load_arrow() -> None:
 def _as_arrow(broker: Broker, wanted: Range) -> AsyncGenerator[bytes | memoryview]:
     from himalia.server.rest.arrow import ArrowStream
 
-    # Made before the answer begins, so that a missing library is an answer of its own.
-    return _in_turns(one_ahead(_batches(ArrowStream(), broker, wanted)))
+    # Created before the response begins, so that a missing library gets an error response.
+    return _slice_for_loop(prefetch(_batches(ArrowStream(), broker, wanted)))
 
 
 async def _batches(stream: ArrowStream, broker: Broker, wanted: Range) -> AsyncGenerator[bytes | memoryview]:
     yield stream.head()
-    async for columns in columns_in(broker.log, wanted):
-        # In a thread: it takes milliseconds, though little of that needs the interpreter.
+    async for columns in read_column_chunks(broker.log, wanted):
+        # In a thread: it takes milliseconds, most of them without the GIL.
         async with broker.encodings:
             batch = await asyncio.to_thread(stream.batch, wanted.topic, columns)
         del columns
@@ -310,27 +317,27 @@ async def _batches(stream: ArrowStream, broker: Broker, wanted: Range) -> AsyncG
     yield stream.tail()
 
 
-async def _in_turns(pieces: AsyncGenerator[bytes | memoryview]) -> AsyncGenerator[bytes | memoryview]:
+async def _slice_for_loop(pieces: AsyncGenerator[bytes | memoryview]) -> AsyncGenerator[bytes | memoryview]:
     async with aclosing(pieces):
         async for piece in pieces:
             for start in range(0, len(piece), SENT_BYTES):
-                # A copy: the holder of a view, such as a socket that is full, keeps all of the piece.
+                # A copy: a view, held by a full socket, would keep the whole piece in memory.
                 yield bytes(piece[start : start + SENT_BYTES])
 
 
 MEDIA_TYPES_MAX = 50
-"""Of a longer list in ``Accept`` only the beginning is looked at."""
+"""Media types of an ``Accept`` header that are considered."""
 Encoder = Callable[[Broker, Range], Pieces]
 _OFFERED: dict[str, Encoder] = {JSON: _as_json, NDJSON: _as_ndjson, ARROW: _as_arrow}
 
 
-def _choose(accept: str) -> tuple[str, Encoder]:
-    """The first acceptable media type, by the client's preference and then by ours."""
+def _negotiate(accept: str) -> tuple[str, Encoder]:
+    """Choose a media type by the client's preference, then by the order of ``_OFFERED``."""
     for wanted in _by_preference(accept):
         for offered, encoder in _OFFERED.items():
             if wanted in (offered, "*/*", offered.partition("/")[0] + "/*"):
                 return offered, encoder
-    raise HTTPException(406, f"offered are {', '.join(_OFFERED)}")
+    raise HTTPException(406, f"the server offers {', '.join(_OFFERED)}")
 
 
 def _by_preference(accept: str) -> Iterable[str]:
@@ -348,15 +355,15 @@ def _by_preference(accept: str) -> Iterable[str]:
 T = TypeVar("T")
 
 
-async def one_ahead(source: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-    """What the source gives, of which the next is made while the last is still being sent. None ends it."""
+async def prefetch(source: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
+    """Yield from ``source``, computing one item ahead of the consumer. ``source`` never yields None."""
     async with aclosing(source):
-        making = asyncio.ensure_future(anext(source, None))
+        upcoming = asyncio.ensure_future(anext(source, None))
         try:
-            while (made := await making) is not None:
-                making = asyncio.ensure_future(anext(source, None))
-                yield made
+            while (item := await upcoming) is not None:
+                upcoming = asyncio.ensure_future(anext(source, None))
+                yield item
         finally:
-            making.cancel()
+            upcoming.cancel()
             with suppress(asyncio.CancelledError, Exception):
-                await making
+                await upcoming

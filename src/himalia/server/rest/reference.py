@@ -1,4 +1,4 @@
-"""The REST interface as a page at ``/docs``: made here from the OpenAPI document, without a script or another host."""
+"""The reference of the REST API at ``/docs``: HTML from the OpenAPI document, without scripts or other hosts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ POLICY = (
 
 
 async def api_document(app: FastAPI) -> dict[str, Any]:
-    """What the REST interface is. Made once, in a thread, because it takes 0.2 s."""
+    """Return the OpenAPI document. Generated once, in a thread, because it takes 0.2 s."""
     if app.openapi_schema is None:
         await asyncio.to_thread(app.openapi)
     return app.openapi()
@@ -40,7 +40,7 @@ async def openapi(request: Request) -> Response:
 
 @router.get("/docs")
 async def reference(request: Request) -> Response:
-    """Every call, its parameters and its answers."""
+    """Return every call with its parameters and responses."""
     html = render(await api_document(request.app))
     return HTMLResponse(html, headers={"Content-Security-Policy": POLICY, "Cache-Control": "no-cache"})
 
@@ -71,11 +71,11 @@ def _call(method: str, path: str, call: dict[str, Any]) -> str:
         (f"{each['name']} ({each['in']})", each.get("description", "")) for each in call.get("parameters", [])
     ]
     bodies = [(kind, "body") for kind in call.get("requestBody", {}).get("content", {})]
-    answers = [(status, answer.get("description", "")) for status, answer in call["responses"].items()]
+    responses = [(status, response.get("description", "")) for status, response in call["responses"].items()]
     return (
         f"<section><h2><code>{escape(method.upper())} {escape(path)}</code></h2>"
         f"<pre>{escape(call.get('description', call.get('summary', '')))}</pre>"
-        f"{_table(parameters + bodies)}{_table(answers)}</section>"
+        f"{_table(parameters + bodies)}{_table(responses)}</section>"
     )
 
 

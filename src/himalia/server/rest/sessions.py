@@ -1,4 +1,4 @@
-"""REST: signing in and out, the sessions there are, and the proof that this server knows a key."""
+"""REST: signing in and out, listing and revoking sessions, and the proof that this server knows a key."""
 
 from __future__ import annotations
 
@@ -7,21 +7,14 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from himalia.errors import Forbidden, SessionNotFound, Unauthorized
+from himalia.protocol import models
 from himalia.record import format_ts, now_us
 from himalia.server.auth import SECURITY, Caller, TheBroker
 from himalia.server.context import Broker
 from himalia.server.identity import Principal, Right
 from himalia.server.identity.cookie import set_cookie
 from himalia.server.identity.sessions import Session
-from himalia.server.rest.models import (
-    ErrorResponse,
-    ProofResponse,
-    RevokedResponse,
-    SessionList,
-    SessionResponse,
-    SessionSummary,
-    SignedOutResponse,
-)
+from himalia.server.rest.schema import errors, json_response, model_of
 from himalia.server.rest.topics import ERRORS
 from himalia.token_proof import ID_LENGTH, NONCE_LENGTH
 from himalia.token_proof import PATH as PROOF
@@ -35,58 +28,61 @@ router = APIRouter(responses=ERRORS, tags=["sessions"])
 @router.post(
     "/session",
     dependencies=SECURITY,
-    responses={429: {"model": ErrorResponse, "description": "The caller signs in too often"}},
+    response_model=model_of(models.SessionResponse),
+    responses=errors({429: "The caller signs in too often"}),
 )
-async def sign_in(request: Request, response: Response, broker: TheBroker, caller: Caller) -> SessionResponse:
-    """Sign in: exchange a key or JSON Web Token, in a header, for a session in a cookie that no script can read."""
+async def sign_in(request: Request, broker: TheBroker, caller: Caller) -> Response:
+    """Exchange a key or JSON Web Token, sent in a header, for a session in a cookie that scripts cannot read."""
     made = await broker.identity.sign_in(request.scope, request.headers.get("user-agent", ""))
     if made is None:
-        return SessionResponse(caller=caller.name, expires=None)
+        return json_response(models.SessionResponse(caller.name, expires=None))
+    response = json_response(_describe(made[1]))
     remember(request, response, *made)
-    return _described(made[1])
+    return response
 
 
-@router.get("/session", dependencies=SECURITY)
-async def show_session(request: Request, broker: TheBroker, caller: Caller) -> SessionResponse:
-    """Who you are, and until when: of the session in the cookie, or of the key that you send."""
+@router.get("/session", dependencies=SECURITY, response_model=model_of(models.SessionResponse))
+async def show_session(request: Request, broker: TheBroker, caller: Caller) -> Response:
+    """Return who you are and until when, by the session in the cookie or by the key that you send."""
     expires_us = caller.credential.expires_us
-    return SessionResponse(caller=caller.name, expires=None if expires_us is None else format_ts(expires_us))
+    expires = None if expires_us is None else format_ts(expires_us)
+    return json_response(models.SessionResponse(caller.name, expires))
 
 
-@router.delete("/session", dependencies=SECURITY)
-async def sign_out(
-    request: Request, response: Response, broker: TheBroker, caller: Caller
-) -> SignedOutResponse:
-    """Sign out: the session ends, with all that it has opened, and the browser forgets its cookie."""
+@router.delete("/session", dependencies=SECURITY, response_model=model_of(models.SignedOutResponse))
+async def sign_out(request: Request, broker: TheBroker, caller: Caller) -> Response:
+    """Sign out: end the session and everything it opened, and delete the browser's cookie."""
     session = broker.identity.session(request.scope)
     if session is None:
-        raise Unauthorized("there is no session to end: the request carries no cookie of one")
+        raise Unauthorized("no session to end: the request has no session cookie")
+    response = json_response(models.SignedOutResponse())
     forget(request, response)
     await broker.identity.sign_out(session)
-    return SignedOutResponse()
+    return response
 
 
-@router.get("/sessions", dependencies=SECURITY)
-async def list_sessions(broker: TheBroker, caller: Caller) -> SessionList:
-    """The sessions that you may end: your own, or all with the right `manage` on `>`."""
-    return SessionList(sessions=[_summary(session) for session in _visible(broker, caller)])
+@router.get("/sessions", dependencies=SECURITY, response_model=model_of(models.SessionList))
+async def list_sessions(broker: TheBroker, caller: Caller) -> Response:
+    """List the sessions that you may end: your own, or all with the right `manage` on `>`."""
+    return json_response(models.SessionList([_summary(session) for session in _visible(broker, caller)]))
 
 
 @router.delete(
     "/sessions/{id}",
     dependencies=SECURITY,
-    responses={404: {"model": ErrorResponse, "description": "No such session"}},
+    response_model=model_of(models.RevokedResponse),
+    responses=errors({404: "No such session"}),
 )
-async def revoke_session(broker: TheBroker, caller: Caller, id: str) -> RevokedResponse:
-    """End a session, with all that it has opened."""
+async def revoke_session(broker: TheBroker, caller: Caller, id: str) -> Response:
+    """End a session and everything it opened."""
     found = [session for session in _visible(broker, caller) if session.kept.id == id]
     if not found:
         raise SessionNotFound(id)
     await broker.identity.revoke(found, caller)
-    return RevokedResponse(count=len(found))
+    return json_response(models.RevokedResponse(count=len(found)))
 
 
-@router.delete("/sessions", dependencies=SECURITY)
+@router.delete("/sessions", dependencies=SECURITY, response_model=model_of(models.RevokedResponse))
 async def revoke_sessions(
     broker: TheBroker,
     caller: Caller,
@@ -94,39 +90,40 @@ async def revoke_sessions(
         str | None,
         Query(
             alias="caller",
-            description="Those of this caller; else all that you may end.",
+            description="End the sessions of this caller; otherwise all that you may end.",
             pattern=CALLER,
             max_length=CALLER_LENGTH_MAX,
         ),
     ] = None,
-) -> RevokedResponse:
+) -> Response:
     """End all sessions of a caller, or all that you may end."""
     if of is not None and of != caller.name and not caller.may_all(Right.MANAGE):
-        raise Forbidden(f"{caller.name!r} may end its own sessions only: others take 'manage' on '>'")
+        raise Forbidden(f"{caller.name!r} may end only its own sessions: those of others take manage on '>'")
     found = [session for session in _visible(broker, caller) if of in (None, session.kept.basis.caller)]
     await broker.identity.revoke(found, caller)
-    return RevokedResponse(count=len(found))
+    return json_response(models.RevokedResponse(count=len(found)))
 
 
-@router.get(PROOF)
+@router.get(PROOF, response_model=model_of(models.ProofResponse))
 async def prove(
     request: Request,
     broker: TheBroker,
-    key: Annotated[str, Query(description="The id of the key.", min_length=ID_LENGTH, max_length=ID_LENGTH)],
+    key: Annotated[str, Query(description="Id of the key.", min_length=ID_LENGTH, max_length=ID_LENGTH)],
     nonce: Annotated[str, Query(description="Random.", min_length=NONCE_LENGTH, max_length=NONCE_LENGTH)],
-) -> ProofResponse:
-    """Prove that this server knows a key, to a client that has not sent it yet. Answers everybody."""
-    return ProofResponse(proof=await broker.identity.prove(request.scope, key, nonce))
+) -> Response:
+    """Prove that this server knows a key, to a client that has not sent it yet. Needs no key."""
+    return json_response(models.ProofResponse(await broker.identity.prove(request.scope, key, nonce)))
 
 
 def remember(request: Request, response: Response, secret: str, session: Session) -> None:
-    """Have the browser keep the session. The key itself is never in a cookie."""
+    """Set the session's cookie. The key itself is never in a cookie."""
     left_s = max(1, (session.kept.expires_us - now_us()) // 1_000_000)
     response.headers["Set-Cookie"] = set_cookie(request.scope, secret, left_s)
     response.headers["Cache-Control"] = "no-store"
 
 
 def forget(request: Request, response: Response) -> None:
+    """Delete the session's cookie."""
     response.headers["Set-Cookie"] = set_cookie(request.scope, "", 0)
 
 
@@ -139,14 +136,14 @@ def _visible(broker: Broker, caller: Principal) -> list[Session]:
     ]
 
 
-def _described(session: Session) -> SessionResponse:
+def _describe(session: Session) -> models.SessionResponse:
     kept = session.kept
-    return SessionResponse(caller=kept.basis.caller, expires=format_ts(kept.expires_us))
+    return models.SessionResponse(kept.basis.caller, format_ts(kept.expires_us))
 
 
-def _summary(session: Session) -> SessionSummary:
+def _summary(session: Session) -> models.SessionSummary:
     kept = session.kept
-    return SessionSummary(
+    return models.SessionSummary(
         id=kept.id,
         caller=kept.basis.caller,
         created=format_ts(kept.created_us),

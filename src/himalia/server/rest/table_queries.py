@@ -1,4 +1,4 @@
-"""Queries of tables: few at a time, fewer per caller, each in a process of its own with bounded memory and time."""
+"""Queries of tables: bounded in number and per caller, each in a separate process with bounded memory and time."""
 
 from __future__ import annotations
 
@@ -14,54 +14,60 @@ from himalia.tables.tables import Tables
 from himalia.tables.worker import Question
 from himalia.tables.worker_client import QueryProcess
 
+TIME_S = 10.0
+BYTES_MAX = 16 << 20
+LIMIT_MAX = 10_000
+IDLE_S = 60.0
+"""Worker processes that get no query for this long are stopped. Starting one takes as long as many queries."""
 WAITING_MAX = 16
-"""Queries of one caller that may wait for a slot."""
+"""Most queries of one caller that may wait for a slot."""
 
 
 class QuerySlots:
-    """A free slot goes to the caller that has the fewest, and among those to the query that has waited longest.
+    """Assigns a free slot to the caller that holds the fewest; among several, to the query that has waited longest.
 
-    ``per_caller`` is less than ``total``, so one caller never has all slots, whatever it asks for.
+    ``per_caller`` is less than ``total``, so one caller cannot hold all slots.
     """
 
     def __init__(self, total: int, per_caller: int) -> None:
         self._total = total
         self._per_caller = per_caller
         self._held: Counter[str] = Counter()
-        # In the order in which they came; with how many slots their caller may have.
+        # In order of arrival; with the caller and the most slots that it may hold.
         self._waiting: dict[asyncio.Future[None], tuple[str, int]] = {}
 
     async def acquire(self, caller: str, wait_s: float, own_limit: int | None = None) -> None:
-        """Wait for a slot; ``QueryTooLarge`` if none comes in time. ``own_limit`` replaces ``per_caller``."""
+        """Wait for a slot. Raises ``QueryTooLarge`` if none is free in time. ``own_limit`` replaces ``per_caller``."""
         if own_limit == 0:
             raise RateLimited(f"{caller!r} may not query tables: its limit 'queries' is 0", limit=0)
         most = self._per_caller if own_limit is None else own_limit
         if sum(1 for name, _ in self._waiting.values() if name == caller) >= WAITING_MAX:
-            raise QueryTooLarge(f"{WAITING_MAX} queries of {caller!r} wait already; ask again in a moment")
+            raise QueryTooLarge(f"{WAITING_MAX} queries of {caller!r} are waiting already; retry in a moment")
         turn = asyncio.get_running_loop().create_future()
         self._waiting[turn] = caller, most
         self._grant()
         try:
             done, _ = await asyncio.wait([turn], timeout=wait_s)
         except asyncio.CancelledError:
-            self._give_up(turn, caller)
+            self._withdraw(turn, caller)
             raise
         if not done:
-            self._give_up(turn, caller)
+            self._withdraw(turn, caller)
             if own_limit is not None and self._held[caller] >= own_limit:
                 raise RateLimited(
-                    f"{own_limit} queries of {caller!r} run, its limit 'queries'; ask again when one has ended",
+                    f"{own_limit} queries of {caller!r} are running, which is its limit 'queries'; retry after one",
                     limit=own_limit,
                 )
-            raise QueryTooLarge("the server is busy with other queries; ask again in a moment")
+            raise QueryTooLarge("the server is busy with other queries; retry in a moment")
 
-    def _give_up(self, turn: asyncio.Future[None], caller: str) -> None:
-        if self._waiting.pop(turn, None) is None:  # granted in the same moment
+    def _withdraw(self, turn: asyncio.Future[None], caller: str) -> None:
+        if self._waiting.pop(turn, None) is None:  # granted meanwhile
             self.release(caller)
 
     def release(self, caller: str) -> None:
         self._held[caller] -= 1
-        self._held += Counter()  # without those that hold none
+        if not self._held[caller]:
+            del self._held[caller]
         self._grant()
 
     def _grant(self) -> None:
@@ -75,36 +81,29 @@ class QuerySlots:
             turn.set_result(None)
 
 
-TIME_S = 10.0
-BYTES_MAX = 16 << 20
-LIMIT_MAX = 10_000
-IDLE_S = 60.0
-"""How long a process waits for the next query: starting one takes as long as many queries do."""
-
-
-class Querying:
-    """Lives on the event loop. Nothing runs before something is asked, and nothing of the engine is imported here."""
+class QueryPool:
+    """The worker processes for queries. Used on the event loop only; starts none before the first query."""
 
     def __init__(self, warehouse: Path, queries_max: int, queries_per_caller: int) -> None:
         self._warehouse = warehouse.expanduser()
         self._slots = QuerySlots(queries_max, queries_per_caller)
-        # Of its own, so that slow queries leave the threads that everything else shares; one more is for the listing.
+        # Not the loop's default executor, which slow queries would exhaust; one more thread is for the listing.
         self._threads = ThreadPoolExecutor(queries_max + 1, "himalia-tables")
         self._idle: list[QueryProcess] = []
-        self._asking: dict[asyncio.Future[bytes], QueryProcess] = {}
-        # The one listing under way, which all who ask for it share; it needs no slot.
+        self._running: dict[asyncio.Future[bytes], QueryProcess] = {}
+        # The listing in progress, which concurrent requests share; it needs no slot.
         self._listing: asyncio.Future[bytes] | None = None
-        self._resting: asyncio.TimerHandle | None = None
+        self._idle_timer: asyncio.TimerHandle | None = None
         self._is_closing = False
 
     async def describe(self) -> bytes:
-        """What tables there are, as JSON; none if the pipeline has not run yet."""
+        """Return the tables as JSON (``TableList``); none if the pipeline has not run yet."""
         if self._is_closing:
             raise _shutting_down()
         if self._listing is None or self._listing.done():
             self._listing = self._start(Question(str(self._warehouse), time_s=TIME_S))
         try:
-            return await self._answer(self._listing)
+            return await self._wait(self._listing)
         except WarehouseNotFound:
             return b'{"tables":[]}'
 
@@ -119,69 +118,68 @@ class Querying:
         limit: int,
         on_begin: Callable[[], None],
     ) -> bytes:
-        """Rows of a table, as JSON. Raises what ``Tables`` raises, and ``QueryTooLarge`` when it takes too long.
+        """Return rows of a table as JSON (``TableRows``). Raises what ``Tables`` does; a timeout is ``QueryTooLarge``.
 
-        ``on_begin`` is called when it has a slot, just before it runs.
+        ``on_begin`` is called when the query has a slot, just before it runs.
         """
         await self._slots.acquire(caller.name, TIME_S, caller.limits.queries)
         if self._is_closing:
             self._slots.release(caller.name)
             raise _shutting_down()
         on_begin()
-        asking = self._start(
+        query = self._start(
             Question(str(self._warehouse), name, where, order, columns, limit, BYTES_MAX, TIME_S)
         )
-        # With the query and not with its caller, who may go away before.
-        asking.add_done_callback(lambda _: self._slots.release(caller.name))
-        return await self._answer(asking)
+        # When the query ends, not its caller, who may disconnect before.
+        query.add_done_callback(lambda _: self._slots.release(caller.name))
+        return await self._wait(query)
 
     async def close(self) -> None:
-        """End the queries that run, whose callers are told, and the processes that wait for some. Twice is fine."""
+        """Abort running queries, whose callers get an error, and stop the worker processes. Idempotent."""
         self._is_closing = True
-        for process in self._asking.values():
+        for process in self._running.values():
             process.kill()
-        await asyncio.gather(*self._asking, return_exceptions=True)
-        if self._resting is not None:
-            self._resting.cancel()
-        self._rest()
+        await asyncio.gather(*self._running, return_exceptions=True)
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+        self._stop_idle()
         self._threads.shutdown(wait=False)
 
     def _start(self, question: Question) -> asyncio.Future[bytes]:
         process = self._idle.pop() if self._idle else QueryProcess()
-        # Not awaited by its caller alone, who may go away: until the process has answered no other can ask it.
-        asking = asyncio.get_running_loop().run_in_executor(self._threads, _ask_process, process, question)
-        self._asking[asking] = process
-        asking.add_done_callback(self._done)
-        return asking
+        # A future of the pool, not of the caller, who may disconnect: the process stays busy until it has answered.
+        query = asyncio.get_running_loop().run_in_executor(self._threads, _ask_process, process, question)
+        self._running[query] = process
+        query.add_done_callback(self._on_done)
+        return query
 
-    async def _answer(self, asking: asyncio.Future[bytes]) -> bytes:
+    async def _wait(self, query: asyncio.Future[bytes]) -> bytes:
         try:
-            return await asyncio.shield(asking)
+            return await asyncio.shield(query)
         except HimaliaError:
             if self._is_closing:
                 raise _shutting_down() from None
             raise
 
-    def _done(self, asking: asyncio.Future[bytes]) -> None:
-        self._idle.append(self._asking.pop(asking))
-        if not asking.cancelled():
-            asking.exception()  # its caller gets it; if that has gone, it is not an accident to warn of
-        if self._resting is not None:
-            self._resting.cancel()
-        self._resting = asyncio.get_running_loop().call_later(IDLE_S, self._rest)
+    def _on_done(self, query: asyncio.Future[bytes]) -> None:
+        self._idle.append(self._running.pop(query))
+        if not query.cancelled():
+            query.exception()  # retrieved: asyncio would log it if the caller has disconnected
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+        self._idle_timer = asyncio.get_running_loop().call_later(IDLE_S, self._stop_idle)
 
-    def _rest(self) -> None:
-        """Nothing was asked for a while: let the processes go."""
+    def _stop_idle(self) -> None:
         while self._idle:
             self._idle.pop().close()
 
 
 def _shutting_down() -> ShuttingDown:
-    return ShuttingDown("the server is shutting down; ask again in a moment")
+    return ShuttingDown("the server is shutting down; retry when it has restarted")
 
 
 def _ask_process(process: QueryProcess, question: Question) -> bytes:
-    # Looked for here first: no process is started to say that there is nothing.
+    # Checked here first, so that no process is started if there are no tables.
     if not Tables(question.path).names():
         raise WarehouseNotFound(question.path)
     return process.ask(question)

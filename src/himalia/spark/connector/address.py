@@ -65,11 +65,11 @@ def _strip(value: str | None) -> str | None:
 def _discover(url: str | None, token: str | None) -> ServerAddress:
     try:
         # Imported here because it needs packages that the machines of a cluster may lack.
-        from himalia.client.discovery import Finder
+        from himalia.client.discovery import ServerLocator
     except ModuleNotFoundError as error:
         raise BadRequest(
             f"set the options url, such as http://10.0.0.1:8000, and token: server discovery needs the module "
             f"{error.name!r}, which is not installed here"
         ) from None
-    found = Finder(url, token).find()
+    found = ServerLocator(url, token).find()
     return ServerAddress(found.url, found.token)

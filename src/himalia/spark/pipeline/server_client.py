@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from himalia.client.discovery import Finder
+from himalia.client.discovery import ServerLocator
 from himalia.errors import ConnectionFailed, TopicExists
 from himalia.spark.connector.address import ServerAddress
 from himalia.spark.connector.http import ServerConnection
@@ -24,7 +24,7 @@ class ServerClient:
     """Keeps one connection, and discovers the server again after a failure. For one thread."""
 
     def __init__(self, url: str | None, token: str | None) -> None:
-        self._finder = Finder(url, token)
+        self._finder = ServerLocator(url, token)
         self._connection: ServerConnection | None = None
 
     @property

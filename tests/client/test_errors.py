@@ -4,7 +4,7 @@ import httpx
 import pytest
 
 from himalia import errors
-from himalia.client.errors import error_from, error_from_answer, translating
+from himalia.client.errors import error_from, error_from_response, translate_errors
 from himalia.protocol import ErrorBody
 
 
@@ -30,18 +30,18 @@ def test_the_topmost_class_of_a_code() -> None:
 
 def test_an_answer_of_something_else_is_a_failed_connection() -> None:
     """An HTTP error without our error in it is told as what it is."""
-    error = error_from_answer("http://h", 502, b"<html>Bad Gateway</html>")
+    error = error_from_response("http://h", 502, b"<html>Bad Gateway</html>")
     assert isinstance(error, errors.ConnectionFailed)
     assert "502" in error.message
 
 
 def test_only_the_named_exceptions_are_translated() -> None:
     """A bug of ours stays what it is; a foreign exception becomes ConnectionFailed and keeps its cause."""
-    with pytest.raises(ZeroDivisionError), translating("http://h", OSError):
+    with pytest.raises(ZeroDivisionError), translate_errors("http://h", OSError):
         raise ZeroDivisionError
     with (
         pytest.raises(errors.ConnectionFailed, match="himalia serve") as caught,
-        translating("http://h", OSError),
+        translate_errors("http://h", OSError),
     ):
         raise ConnectionRefusedError(111, "refused")
     assert isinstance(caught.value.__cause__, ConnectionRefusedError)
@@ -51,6 +51,6 @@ def test_the_cause_of_an_error_without_words_is_named() -> None:
     """httpx raises an empty ``ReadError`` for a connection that was reset; the hint depends on why it ended."""
     with (
         pytest.raises(errors.ConnectionFailed, match="reset by peer; if the server asks for a client"),
-        translating("https://h", httpx.ReadError),
+        translate_errors("https://h", httpx.ReadError),
     ):
         raise httpx.ReadError("") from ConnectionResetError(104, "Connection reset by peer")

@@ -56,7 +56,7 @@ async def test_the_limit_of_a_caller_is_named() -> None:
     """Who reaches the limit of its own key reads so, and not that the server is busy with others."""
     slots = QuerySlots(total=3, per_caller=2)
     await begun(slots, "few", limit=1)
-    with pytest.raises(RateLimited, match="1 queries of 'few' run, its limit 'queries'"):
+    with pytest.raises(RateLimited, match="1 queries of 'few' are running, which is its limit 'queries'"):
         await slots.acquire("few", 0.01, 1)
     with pytest.raises(RateLimited, match="'none' may not query tables: its limit 'queries' is 0"):
         await slots.acquire("none", 60, 0)
@@ -86,7 +86,7 @@ async def test_waiting_is_bounded() -> None:
     with pytest.raises(QueryTooLarge, match="busy with other queries"):
         await slots.acquire("b", 0.01)
     waiting = await begun(slots, *["a"] * WAITING_MAX)
-    with pytest.raises(QueryTooLarge, match="16 queries of 'a' wait already"):
+    with pytest.raises(QueryTooLarge, match="16 queries of 'a' are waiting already"):
         await slots.acquire("a", 60)
     for task in waiting:
         task.cancel()

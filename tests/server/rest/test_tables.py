@@ -240,7 +240,7 @@ def test_one_callers_slow_queries_hold_up_no_other(
     for thread in slow:
         thread.start()
     deadline = time.monotonic() + 20
-    while server.on_loop(lambda: len(server.broker.tables._asking)) < 2:
+    while server.on_loop(lambda: len(server.broker.tables._running)) < 2:
         assert time.monotonic() < deadline
     answers = [
         ask("reader-0123456789", "/tables"),
@@ -275,7 +275,7 @@ def test_slow_queries_take_no_thread_from_anything_else(
 
         asking = threading.Thread(target=ask)
         asking.start()
-        until(lambda: server.on_loop(lambda: server.broker.tables._asking))
+        until(lambda: server.on_loop(lambda: server.broker.tables._running))
         asyncio.run_coroutine_threadsafe(asyncio.to_thread(int), loop).result(DEADLINE_S)
         assert not ended.is_set()
         server.stop()
@@ -311,7 +311,7 @@ def test_a_server_that_stops_leaves_no_process(serve: Callable[..., RunningServe
         asking = threading.Thread(target=ask)
         asking.start()
         deadline = time.monotonic() + 20
-        while not server.on_loop(lambda: server.broker.tables._asking):
+        while not server.on_loop(lambda: server.broker.tables._running):
             assert time.monotonic() < deadline
         server.stop()
         asking.join(20)

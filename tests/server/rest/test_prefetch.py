@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from himalia.server.rest.read import one_ahead
+from himalia.server.rest.read import prefetch
 
 
 class Source:
@@ -36,13 +36,13 @@ async def settled() -> None:
 
 async def test_all_come_and_in_order() -> None:
     source = Source(5)
-    assert [number async for number in one_ahead(source.numbers())] == [0, 1, 2, 3, 4]
+    assert [number async for number in prefetch(source.numbers())] == [0, 1, 2, 3, 4]
     assert source.is_closed
 
 
 async def test_one_is_made_ahead_and_no_more() -> None:
     source = Source(5)
-    numbers = one_ahead(source.numbers())
+    numbers = prefetch(source.numbers())
     assert await anext(numbers) == 0
     await settled()
     assert source.made == 2
@@ -51,7 +51,7 @@ async def test_one_is_made_ahead_and_no_more() -> None:
 
 async def test_a_reader_that_goes_away_ends_the_work() -> None:
     source = Source(5)
-    numbers = one_ahead(source.numbers())
+    numbers = prefetch(source.numbers())
     assert await anext(numbers) == 0
     await numbers.aclose()
     assert source.is_closed and source.made <= 2
@@ -59,7 +59,7 @@ async def test_a_reader_that_goes_away_ends_the_work() -> None:
 
 async def test_a_failure_comes_after_what_was_made_before_it() -> None:
     source = Source(5, fails_at=2)
-    numbers = one_ahead(source.numbers())
+    numbers = prefetch(source.numbers())
     assert [await anext(numbers), await anext(numbers)] == [0, 1]
     with pytest.raises(OSError, match="the disk is gone"):
         await anext(numbers)

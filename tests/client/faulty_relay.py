@@ -1,4 +1,4 @@
-"""A relay between clients and a server that does what networks do: cut connections, and lose answers."""
+"""A relay between clients and a server that fails as networks do: it cuts connections and loses replies."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from types import TracebackType
 from typing import Self
 
 
-class Relay:
-    """Passes bytes on both ways. Set ``port`` to another server; set ``losing_answers`` to lose what servers say."""
+class FaultyRelay:
+    """Forwards bytes both ways. Set ``port`` to another server; set ``drops_replies`` to lose the server's bytes."""
 
     def __init__(self, port: int) -> None:
         self.port = port
-        self.losing_answers = False
+        self.drops_replies = False
         self.lost = asyncio.Event()
         self.connections = 0
         self._writers: set[asyncio.StreamWriter] = set()
@@ -34,7 +34,7 @@ class Relay:
         return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     def cut(self) -> None:
-        """Every connection breaks, without a goodbye."""
+        """Abort every connection."""
         for writer in self._writers:
             writer.transport.abort()
 
@@ -59,7 +59,7 @@ class Relay:
     ) -> None:
         try:
             while data := await reader.read(1 << 16):
-                if answers and self.losing_answers:
+                if answers and self.drops_replies:
                     self.lost.set()
                     continue
                 writer.write(data)

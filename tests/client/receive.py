@@ -1,4 +1,4 @@
-"""Ways to wait, all with a deadline."""
+"""Receiving from a subscription, and waiting for a condition, with a deadline."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from himalia.client import Event, Subscription
 from tests.servers import DEADLINE_S
 
 
-async def take(items: Subscription[Any], count: int) -> list[Any]:
-    """The next ``count`` items of a subscription."""
+async def receive(items: Subscription[Any], count: int) -> list[Any]:
+    """Return the next ``count`` items of a subscription."""
     async with asyncio.timeout(DEADLINE_S):
         return [await anext(items) for _ in range(count)]
 
 
-async def take_events(items: Subscription[Any], count: int) -> list[Event]:
-    """The next ``count`` events, passing over notices."""
+async def receive_events(items: Subscription[Any], count: int) -> list[Event]:
+    """Return the next ``count`` events, without notices."""
     events: list[Event] = []
     async with asyncio.timeout(DEADLINE_S):
         while len(events) < count:
@@ -27,8 +27,8 @@ async def take_events(items: Subscription[Any], count: int) -> list[Event]:
     return events
 
 
-async def take_until(items: Subscription[Any], kind: type) -> list[Any]:
-    """Everything up to and with the first item of a kind."""
+async def receive_until(items: Subscription[Any], kind: type) -> list[Any]:
+    """Return all items up to and including the first of a kind."""
     found: list[Any] = []
     async with asyncio.timeout(DEADLINE_S):
         while not found or not isinstance(found[-1], kind):
@@ -37,7 +37,7 @@ async def take_until(items: Subscription[Any], kind: type) -> list[Any]:
 
 
 async def until(condition: Callable[[], bool | Awaitable[bool]]) -> None:
-    """Wait for something that nothing announces."""
+    """Poll until a condition holds."""
     async with asyncio.timeout(DEADLINE_S):
         while True:
             held = condition()

@@ -14,7 +14,7 @@ from himalia.log.api import Chunk
 from himalia.log.columnar import to_columns
 from himalia.protocol import encode
 from himalia.record import Record
-from himalia.server.rest.arrow import ArrowStream, _split
+from himalia.server.rest.arrow import ArrowStream, _parse_headers_vectorized
 
 Headers = dict[str, str]
 
@@ -82,7 +82,7 @@ def test_bytes_that_are_no_text_are_told_as_such() -> None:
 def test_headers_as_the_server_writes_them_need_no_decoder() -> None:
     """They are most of what there is to encode, and a decoder would keep the interpreter from everybody else."""
     written = [b'{"publisher":"token"}', encode({"a": "b", "c": ""}), b"{}", '{"ä":"}{,:"}'.encode()]
-    maps = _split(pa.array(written, pa.binary()))
+    maps = _parse_headers_vectorized(pa.array(written, pa.binary()))
     assert maps is not None
     assert [dict(each) for each in maps.to_pylist()] == [json.loads(each) for each in written]
 
@@ -90,4 +90,4 @@ def test_headers_as_the_server_writes_them_need_no_decoder() -> None:
 @pytest.mark.parametrize("written", [b'{"a": "b"}', b'{"a":1,"b":2}', b'{"a":null}', b'{"a":"b"} '])
 def test_headers_in_another_form_are_left_to_the_decoder(written: bytes) -> None:
     """Nothing is ever guessed."""
-    assert _split(pa.array([b'{"x":"y"}', written], pa.binary())) is None
+    assert _parse_headers_vectorized(pa.array([b'{"x":"y"}', written], pa.binary())) is None

@@ -1,0 +1,1 @@
+"""The client's methods that call REST, one class per subject; ``Client`` inherits them."""

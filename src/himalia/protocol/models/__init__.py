@@ -1,0 +1,110 @@
+"""Every JSON shape of the REST API, declared once.
+
+The server answers with these structs and the client decodes them; the OpenAPI document takes names, types,
+descriptions and examples from them (``server/rest/schema.py``). Three conventions:
+
+- A request ignores no field: it is declared with ``forbid_unknown_fields``, unless clients of Jupyter send it. Fields
+  with defaults may be left out.
+- A response always has all of its fields; their defaults serve clients of an older server that lacks them. With
+  ``omit_defaults`` the server leaves out what has its default.
+- Clients ignore fields of a response that they do not know.
+"""
+
+from himalia.protocol.models.kernels import (
+    Attached,
+    AttachRequest,
+    ExecuteRequest,
+    Execution,
+    ExecutionError,
+    ExecutionStatus,
+    InputRequest,
+    Kernel,
+    KernelError,
+    KernelSpec,
+    KernelSpecFile,
+    KernelSpecs,
+    KernelState,
+    Skipped,
+    StartKernelRequest,
+    Submitted,
+)
+from himalia.protocol.models.server import (
+    ClockConfirmed,
+    ErrorResponse,
+    Health,
+    LastMinute,
+    ProofResponse,
+    PubSubStats,
+    Rates,
+    RevokedResponse,
+    SessionList,
+    SessionResponse,
+    SessionSummary,
+    SignedOutResponse,
+    Stats,
+    SubscriberStats,
+    TopicStats,
+)
+from himalia.protocol.models.tables import TableColumn, TableList, TableRows, TableSummary
+from himalia.protocol.models.topics import (
+    CreateTopicRequest,
+    CreateTopicResponse,
+    DeleteTopicResponse,
+    FilterFailures,
+    IncomingMessage,
+    MessagesResponse,
+    PublishResponse,
+    StoredMessage,
+    StoredRecord,
+    TopicList,
+    TopicSummary,
+)
+
+__all__ = [
+    "AttachRequest",
+    "Attached",
+    "ClockConfirmed",
+    "CreateTopicRequest",
+    "CreateTopicResponse",
+    "DeleteTopicResponse",
+    "ErrorResponse",
+    "ExecuteRequest",
+    "Execution",
+    "ExecutionError",
+    "ExecutionStatus",
+    "FilterFailures",
+    "Health",
+    "IncomingMessage",
+    "InputRequest",
+    "Kernel",
+    "KernelError",
+    "KernelSpec",
+    "KernelSpecFile",
+    "KernelSpecs",
+    "KernelState",
+    "LastMinute",
+    "MessagesResponse",
+    "ProofResponse",
+    "PubSubStats",
+    "PublishResponse",
+    "Rates",
+    "RevokedResponse",
+    "SessionList",
+    "SessionResponse",
+    "SessionSummary",
+    "SignedOutResponse",
+    "Skipped",
+    "StartKernelRequest",
+    "Stats",
+    "StoredMessage",
+    "StoredRecord",
+    "Submitted",
+    "SubscriberStats",
+    "TableColumn",
+    "TableList",
+    "TableRows",
+    "TableSummary",
+    "TopicList",
+    "TopicStats",
+    "TopicSummary",
+]
