@@ -79,6 +79,10 @@ def error(
     return message("error", {"ename": ename, "evalue": evalue, "traceback": list(traceback)})
 
 
+def reply_message(content: dict[str, Any]) -> KernelMessage:
+    return message("execute_reply", content)
+
+
 # As the log gets them
 
 
@@ -93,7 +97,7 @@ def request(code: str = "1 + 1", request_id: str = REQUEST) -> Draft:
 
 
 def reply(content: dict[str, Any]) -> Draft:
-    return to_draft(message("execute_reply", content), KERNEL, "shell")
+    return to_draft(reply_message(content), KERNEL, "shell")
 
 
 def event(name: str, request_id: str = REQUEST, **data: Any) -> Draft:
