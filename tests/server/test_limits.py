@@ -602,7 +602,7 @@ async def test_one_caller_does_not_take_all_cursors(serve: Serve, tmp_path: Path
         for topic in ("a.1", "b"):
             assert (await ask(other, type="subscribe", topic=topic, client_id="w"))["type"] == "ack"
         await ask(greedy, type="unsubscribe", topic="a.*", client_id="v0")
-        until(lambda: server.on_loop(lambda: server.broker.manager._cursors) == 14)
+        until(lambda: server.on_loop(lambda: server.broker.manager.subscriptions.cursor_count) == 14)
 
 
 # Tables

@@ -9,7 +9,6 @@ from himalia.protocol.messages import (
     ClientMessage,
     ErrorBody,
     Message,
-    Policy,
     ServerMessage,
     clipped,
     decode_client_message,
@@ -17,6 +16,7 @@ from himalia.protocol.messages import (
     encode_event,
     request_id_of,
 )
+from himalia.record import Policy
 
 __all__ = [
     "PROTOCOL_VERSION",

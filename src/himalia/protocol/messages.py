@@ -9,14 +9,12 @@ from typing import Any, Literal
 import msgspec
 
 from himalia.errors import BadRequest
-from himalia.record import Position, Record, format_ts
+from himalia.record import Policy, Position, Record, format_ts
 
 PROTOCOL_VERSION = 1
 REQUEST_ID_LENGTH_MAX = 256
 CLIENT_ID_LENGTH_MAX = 256
 ERROR_LENGTH_MAX = 1000
-
-Policy = Literal["drop_oldest", "disconnect", "lossless"]
 
 
 class Message(msgspec.Struct, omit_defaults=True):
