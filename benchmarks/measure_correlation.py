@@ -21,7 +21,7 @@ from benchmarks.pipeline_peer import spark
 from benchmarks.section import Section, Target, spread
 from benchmarks.stateful_peer import COLUMNS
 from benchmarks.stateful_peer import executions as stateful_executions
-from himalia.spark.pipeline.batch import SHUFFLED_INTO, TASKS_PER_CORE, large
+from himalia.spark import tuning
 from himalia.spark.transforms import executions, requests
 from himalia.spark.transforms.iopub import iopub
 
@@ -53,7 +53,9 @@ def measure(bench: Bench) -> list[Section]:
     with TemporaryDirectory(dir=bench.directory) as directory, spark(Path(directory)) as session:
         session.conf.set("spark.sql.streaming.stateStore.providerClass", ROCKSDB)
         cores = session.sparkContext.defaultParallelism
-        for setting, value in (large(cores) | {SHUFFLED_INTO: str(TASKS_PER_CORE * cores)}).items():
+        for setting, value in (
+            tuning.large_batch_conf(cores) | {tuning.SHUFFLE_PARTITIONS: str(tuning.fold_tasks(cores, 0))}
+        ).items():
             session.conf.set(setting, value)
         scratch = Path(directory) / "scratch"
         for size in sizes:
@@ -123,11 +125,11 @@ def _fold(session: SparkSession, source: Path, scratch: Path) -> Rows:
     # The fold reads it several times: the pipeline writes it to its table ``iopub``.
     decoded.write.parquet(str(scratch / "iopub"))
     state = session.createDataFrame([], requests.STATE_SCHEMA)
-    merged = requests.merged(
+    merged = requests.fold_requests(
         state, session.read.schema(decoded.schema).parquet(str(scratch / "iopub"))
     ).persist()
     try:
-        requests.carried(merged).write.parquet(str(scratch / "state"))
+        requests.next_state(merged).write.parquet(str(scratch / "state"))
         return _rows(executions.executions(merged).where("not is_running and not is_foreign"))
     finally:
         merged.unpersist()

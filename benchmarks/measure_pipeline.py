@@ -28,7 +28,7 @@ from benchmarks.pipeline_peer import MASTER, Filled, served, spark, url
 from benchmarks.section import Section, Target, median_of, spread
 from benchmarks.server_process import PeerFailed, running
 from himalia.spark.delta.table import STAGING
-from himalia.spark.pipeline.runner import Pipeline, Progress, Summary
+from himalia.spark.pipeline.runner import Pipeline, PipelineOptions, Progress, Summary
 
 WANTED_RATE = 40_000
 WANTED_LINEAR = 0.8
@@ -120,8 +120,7 @@ def _run(endpoint: Endpoint, directory: Path, told: list[Progress]) -> Summary:
         url(endpoint),
         "none",
         directory / "warehouse",
-        master=MASTER,
-        topics=["kernels.>"],
+        PipelineOptions(master=MASTER, topics=["kernels.>"]),
         on_progress=told.append,
     ) as pipeline:
         return pipeline.run_once()
@@ -204,14 +203,14 @@ def _visible(bench: Bench) -> Section:
 @contextmanager
 def _running(server: str, warehouse: Path) -> Iterator[None]:
     """A pipeline that looks for more every second, until the block ends."""
-    pipeline = Pipeline(server, "none", warehouse, master=MASTER, topics=["kernels.>"])
+    pipeline = Pipeline(server, "none", warehouse, PipelineOptions(master=MASTER, topics=["kernels.>"]))
     entered, failures = threading.Event(), list[BaseException]()
 
     def run() -> None:
         try:
-            with pipeline:
+            with pipeline as loop:
                 entered.set()
-                pipeline.run(EVERY_S)
+                loop.run(EVERY_S)
         except BaseException as error:
             failures.append(error)
         finally:

@@ -13,11 +13,20 @@ from pydantic.fields import FieldInfo
 from himalia.log import sqlite_path
 from himalia.server.identity import Principal, Right, read_keys
 from himalia.settings import Settings
+from himalia.spark.tuning import VARIABLE as UNTUNED
 from himalia.tls import CERTFILE, KEYFILE, PASSWORD
 from tests.docs.markdown import DOCS, ROOT, blocks, code_spans, rows, section
 from tests.server.identity.credentials import write_keys
 
-OTHER_VARIABLES = {"HIMALIA_URL", "HIMALIA_TOKEN", "HIMALIA_RUNTIME_DIR", CERTFILE, KEYFILE, PASSWORD}
+OTHER_VARIABLES = {
+    "HIMALIA_URL",
+    "HIMALIA_TOKEN",
+    "HIMALIA_RUNTIME_DIR",
+    UNTUNED,
+    CERTFILE,
+    KEYFILE,
+    PASSWORD,
+}
 """Variables that are read elsewhere than in the settings."""
 
 

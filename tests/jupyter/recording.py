@@ -16,7 +16,7 @@ import psutil
 from jupyter_client.asynchronous.client import AsyncKernelClient
 from jupyter_client.manager import AsyncKernelManager
 
-from tests.server.process import ServerProcess
+from tests.server.server_process import ServerProcess
 
 DEADLINE_S = 90.0
 QUIET_S = 0.3

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +22,7 @@ from himalia.jupyter.lifecycle import (
     RequestStage,
     RequestState,
 )
-from himalia.jupyter.records import headers_of
+from himalia.jupyter.records import draft_of, headers_of
 from himalia.jupyter.request_events import (
     EventKind,
     RequestContent,
@@ -29,6 +30,8 @@ from himalia.jupyter.request_events import (
     event_of_message,
     event_of_record,
 )
+from himalia.jupyter.wire import KernelMessage
+from himalia.record import Draft
 from tests.jupyter.request_records import (
     REQUEST,
     error,
@@ -308,9 +311,9 @@ def test_every_mutation_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 # What the events say beside the stage
 
 
-def told(*drafts: object, **known: object) -> RequestState:
+def told(*drafts: Draft) -> RequestState:
     """A request after these records, one second apart."""
-    state = RequestState(request_id=REQUEST, **known)
+    state = RequestState(request_id=REQUEST)
     for offset, draft in enumerate(drafts):
         one = record(draft, offset, offset * 1_000_000 + 1_000_000)
         said = event_of_record(one, headers_of(one))
@@ -416,16 +419,14 @@ def test_a_request_of_another_client_is_known_by_what_the_kernel_says() -> None:
     """Its code and sender come from the kernel, which the username tells."""
     said = message("execute_input", {"code": "theirs", "execution_count": 1})
     parent = b'{"msg_id": "request-1", "username": "bob", "session": "s1"}'
-    state = told(iopub(status("busy")), iopub(replaced(said, parent_header=parent)), iopub(status("idle")))
+    state = told(
+        iopub(status("busy")),
+        iopub(msgspec.structs.replace(said, parent_header=parent)),
+        iopub(status("idle")),
+    )
     assert (state.code, state.username, state.session, state.caller) == ("theirs", "foreign:bob", "s1", "")
     assert (state.origin, state.status, state.started_us) == (RequestOrigin.FOREIGN, "ok", 1_000_000)
     assert state.offset == 1
-
-
-def replaced(said: object, **fields: object) -> object:
-    import msgspec
-
-    return msgspec.structs.replace(said, **fields)  # type: ignore[type-var]
 
 
 def test_requests_other_than_execute() -> None:
@@ -446,14 +447,12 @@ def test_requests_other_than_execute() -> None:
     assert (comm.is_closed, comm.status, comm.request_type) == (True, "ok", "comm_msg")
 
 
-def shell(one: object) -> object:
-    from himalia.jupyter.records import draft_of
-
-    return draft_of(one, "k1", "shell")  # type: ignore[arg-type]
+def shell(one: KernelMessage) -> Draft:
+    return draft_of(one, "k1", "shell")
 
 
-def said(one: object, channel: str) -> RequestEvent:
-    found = event_of_message(one, channel)  # type: ignore[arg-type]
+def said(one: KernelMessage, channel: str) -> RequestEvent:
+    found = event_of_message(one, channel)
     assert found is not None
     return found
 
@@ -509,8 +508,6 @@ def test_what_is_no_event(msg_type: str, content: dict[str, object] | bytes, cha
 )
 def test_no_content_can_break_the_machine(msg_type: str, channel: str, content: object) -> None:
     """Whatever a kernel writes, its message is an event or none, and the state has the types that it declares."""
-    import msgspec
-
     found = event_of_message(message(msg_type, msgspec.json.encode(content)), channel)
     if found is not None:
         state = after(Q, S).apply(found)

@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 from himalia.errors import TopicExists
 from himalia.log.api import Batch
 from himalia.record import Draft
-from himalia.spark.pipeline.runner import Pipeline, Summary
+from himalia.spark.pipeline.runner import Pipeline, PipelineOptions, Progress, Summary
 from himalia.spark.pipeline.warehouse import TABLES
 from tests.servers import DEADLINE_S, RunningServer
 from tests.spark.traffic import Row, TopicBuilder
@@ -63,8 +63,15 @@ def dead_kernel(kernel_id: str, requests: int = 4) -> list[Row]:
     return [*busy_kernel(kernel_id, requests), TopicBuilder(kernel_id, epoch="end").event("died")]
 
 
-def run_once(server: RunningServer, warehouse: Path, **options: Any) -> Summary:
-    with Pipeline(server.url, server.token, warehouse, **options) as pipeline:
+def run_once(
+    server: RunningServer,
+    warehouse: Path,
+    *,
+    on_progress: Callable[[Progress], None] | None = None,
+    **options: Any,
+) -> Summary:
+    given = PipelineOptions(**options)
+    with Pipeline(server.url, server.token, warehouse, given, on_progress=on_progress) as pipeline:
         return pipeline.run_once()
 
 

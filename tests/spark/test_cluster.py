@@ -40,7 +40,7 @@ PROGRAM = """
 import json, sys
 from pathlib import Path
 from himalia.spark.connector.source import HimaliaDataSource
-from himalia.spark.pipeline.runner import Pipeline
+from himalia.spark.pipeline.runner import Pipeline, PipelineOptions
 from himalia.spark.session import start_session
 from himalia.spark.package import ship
 
@@ -53,7 +53,8 @@ def read():
     return records.selectExpr("count(*) AS rows", "sum(offset) AS offsets", "sum(int(value)) AS numbers").first()
 
 def run():
-    with Pipeline(url, token, Path(warehouse), master=master, topics=topics, feedback=False) as pipeline:
+    options = PipelineOptions(master=master, topics=topics, feedback=False)
+    with Pipeline(url, token, Path(warehouse), options) as pipeline:
         return pipeline.run_once().batches
 
 if "spark.submit.pyFiles" in json.loads(conf):

@@ -110,10 +110,10 @@ def test_a_home_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pyte
 
 PUT_OFF = """
 import sys
-from himalia.spark.session import signals_put_off
+from himalia.spark.session import deferred_signals
 
 try:
-    with signals_put_off():
+    with deferred_signals():
         print("within", flush=True)
         while sys.stdin.readline() == "go on\\n":
             print("still within", flush=True)

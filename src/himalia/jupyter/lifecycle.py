@@ -266,7 +266,7 @@ class RequestState(msgspec.Struct, frozen=True, kw_only=True):
         if not self.is_known and stage is not RequestStage.UNKNOWN:
             changes["offset"] = event.offset
         state: RequestState = msgspec.structs.replace(self, **changes)
-        if state.is_done and state.origin is not RequestOrigin.QUEUED:
+        if state.is_done and state.origin is not RequestOrigin.QUEUED and event.kind is not EventKind.CLOSED:
             return state.close(event.us, state.outcome)
         return state
 

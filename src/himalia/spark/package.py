@@ -1,7 +1,7 @@
-"""How this package reaches executors that have it not installed: as a zip file, from the driver.
+"""Send this package to executors on which it is not installed: as a zip file, from the driver.
 
-``python -m himalia.spark.package himalia.zip`` writes one for ``--py-files``. It holds what executors import, which
-is pure Python: beside it they need pyspark and pyarrow, as for every Python data source.
+``python -m himalia.spark.package himalia.zip`` writes one for ``--py-files``. It holds what executors import, which is
+pure Python: besides it they need pyspark and pyarrow, as for every Python data source.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-SHIPPED = (
+PACKAGE_FILES = (
     "pyspark_himalia/*.py",
     "himalia/__init__.py",
     "himalia/errors.py",
@@ -30,27 +30,26 @@ SHIPPED = (
     "himalia/spark/**/*.py",
 )
 
-
-# Spark refuses two files of one name, and ``--py-files`` has likely brought a ``himalia.zip``.
+# Spark rejects two files of one name, and ``--py-files`` has often added a ``himalia.zip`` already.
 FILE_NAME = "himalia-of-the-driver.zip"
 
 
 def ship(session: SparkSession) -> None:
-    """Send the package to the executors of a session, once, and have it use the data source from there.
+    """Send the package to the executors of a session, once, and register the data source.
 
-    Spark finds the data source by itself too, but then looks for it only where Python's own packages are.
+    Without that Spark finds the data source only where it is installed as a Python package.
     """
     from himalia.spark.connector.source import HimaliaDataSource
 
-    send(session.sparkContext)
+    add_package(session.sparkContext)
     session.dataSource.register(HimaliaDataSource)
 
 
-def send(context: SparkContext) -> None:
+def add_package(context: SparkContext) -> None:
     """Send the package to the executors, once."""
     if any(url.endswith(f"/{FILE_NAME}") for url in context.listFiles):
         return
-    # Executors come for it when they start, so it stays as long as this process does.
+    # Executors fetch it when they start, so it is kept until this process exits.
     directory = tempfile.mkdtemp(prefix="himalia-")
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     context.addPyFile(str(write_package(Path(directory) / FILE_NAME)))
@@ -60,7 +59,7 @@ def write_package(path: Path) -> Path:
     """Write the zip file, and return its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as package:
-        for pattern in SHIPPED:
+        for pattern in PACKAGE_FILES:
             root = _root(pattern.partition("/")[0])
             for source in sorted(root.glob(pattern)):
                 package.write(source, source.relative_to(root))
@@ -68,7 +67,7 @@ def write_package(path: Path) -> Path:
 
 
 def _root(package: str) -> Path:
-    """The directory that a package lies in."""
+    """Return the directory that contains a package."""
     spec = find_spec(package)
     assert spec is not None
     assert spec.origin is not None

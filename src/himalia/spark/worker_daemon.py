@@ -1,9 +1,9 @@
 """Spark's daemon of Python workers, tuned (``spark.python.daemon.module``).
 
-Spark and a worker talk over TCP, in several small pieces before and after each task. Neither asks the kernel to send
-these at once, so that a task waits 40 ms, twice, for an acknowledgement which the other side puts off. After each
-task a worker looks for garbage among all of its objects: up to 25 ms, mostly for modules, which stay. And while it
-fetches records, a third of its time goes into memory that it gives back and asks for again.
+Spark and a worker exchange several small messages over TCP before and after each task. Neither sets ``TCP_NODELAY``,
+so a task waits 40 ms for a delayed ACK, twice. After each task a worker collects garbage among all of its objects, most
+of which belong to modules: up to 25 ms. And a third of its CPU while it fetches records goes into memory that is
+returned to the system and requested again.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from himalia.malloc import tune_malloc
 
 
 class Worker(Protocol):
-    """Does one task; returns 0 if it can do another."""
+    """Runs one task; returns 0 if the process can run another."""
 
     def __call__(self, sock: socket.socket, authenticated: bool) -> int: ...
 
 
-def better(worker: Worker) -> Worker:
-    """The same worker; called for each of its tasks."""
+def tuned(worker: Worker) -> Worker:
+    """Wrap Spark's function that runs one task; the daemon calls it for each task of a process."""
     is_first = True
 
     def run(sock: socket.socket, authenticated: bool) -> int:
         nonlocal is_first
         if sock.family != socket.AF_UNIX:
-            _hurry(sock)
+            _disable_tcp_delays(sock)
         code = worker(sock, authenticated)
         if is_first:
             is_first = False
@@ -41,8 +41,8 @@ def better(worker: Worker) -> Worker:
     return run
 
 
-def _hurry(sock: socket.socket) -> None:
-    """Send and acknowledge at once. The kernel takes the second as advice for a while, so it is said for each task."""
+def _disable_tcp_delays(sock: socket.socket) -> None:
+    """Send and acknowledge at once. Linux resets ``TCP_QUICKACK`` by itself, so it is set for each task."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if hasattr(socket, "TCP_QUICKACK"):  # Linux
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
@@ -50,5 +50,5 @@ def _hurry(sock: socket.socket) -> None:
 
 if __name__ == "__main__":
     tune_malloc()
-    daemon.worker = better(daemon.worker)
+    daemon.worker = tuned(daemon.worker)
     daemon.manager()

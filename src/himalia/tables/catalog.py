@@ -299,3 +299,7 @@ CATALOG = {
     for schema in (MESSAGES, IOPUB, EXECUTIONS, ORPHANS, TOPIC_ACTIVITY, KERNEL_HEALTH, ERRORS)
 }
 """By name, in the order in which tables are listed."""
+
+REQUESTS = "state/requests"
+POSITIONS = "state/positions"
+"""The pipeline's own state, from which its next batch continues: directories of the warehouse beside the tables."""

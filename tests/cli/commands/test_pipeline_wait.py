@@ -14,7 +14,7 @@ from himalia.cli.commands.pipeline import wait
 from himalia.cli.commands.pipeline.wait import wait_for_other
 from himalia.client import SyncClient
 from himalia.errors import WarehouseLocked
-from himalia.spark.pipeline.warehouse import POSITIONS
+from himalia.tables.catalog import POSITIONS
 from tests.servers import RunningServer
 
 

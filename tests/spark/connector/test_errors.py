@@ -17,11 +17,13 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from himalia.errors import BadRequest, ConnectionFailed
-from himalia.spark.connector.errors import HIDE_TRACEBACK, in_one_sentence
-from himalia.spark.connector.http import Address, Connection, address_of, offsets_at
+from himalia.spark.connector.address import ServerAddress, resolve_address
+from himalia.spark.connector.errors import HIDE_TRACEBACK, hide_traceback
+from himalia.spark.connector.http import ServerConnection
 from himalia.spark.connector.options import write_options
-from himalia.spark.connector.planning import Range, TopicState
+from himalia.spark.connector.planning import OffsetRange, TopicExtent
 from himalia.spark.connector.read import BatchReader, RangesPartition
+from himalia.spark.connector.topics import offsets_at
 from himalia.spark.connector.write import write_rows
 from himalia.spark.package import write_package
 from tests.servers import RunningServer
@@ -133,18 +135,18 @@ def test_a_stream_to_a_wrong_url_ends_at_once(spark: SparkSession, tmp_path: Pat
 def test_a_url_that_is_none_is_told(url: str) -> None:
     """Also where a token is given, and nothing has to be looked for."""
     with pytest.raises(BadRequest, match="is not the URL of a server; it looks like http://127"):
-        address_of({"url": url, "token": "t"})
+        resolve_address({"url": url, "token": "t"})
 
 
 @pytest.mark.parametrize("token", ["secret\nsecret", "secret\x00", "sécret", "秘密secret"])
 def test_a_token_that_is_none_is_told_and_not_shown(token: str) -> None:
     with pytest.raises(BadRequest, match="the token has a line break in it, or a letter") as caught:
-        address_of({"url": "http://127.0.0.1:1", "token": token})
+        resolve_address({"url": "http://127.0.0.1:1", "token": token})
     assert "cret" not in str(caught.value)
 
 
 def test_what_was_read_from_a_file_may_end_in_a_line_break() -> None:
-    found = address_of({"url": " http://127.0.0.1:1/\n", "token": "t\n"})
+    found = resolve_address({"url": " http://127.0.0.1:1/\n", "token": "t\n"})
     assert (found.url, found.token) == ("http://127.0.0.1:1", "t")
 
 
@@ -152,9 +154,9 @@ def test_a_token_is_that_of_the_option_then_of_the_url_then_of_the_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("HIMALIA_TOKEN", "environment")
-    assert address_of({"url": "http://h:1/?token=url", "token": "option"}).token == "option"
-    assert address_of({"url": "http://h:1/?token=url"}).token == "url"
-    assert address_of({"url": "http://h:1"}).token == "environment"
+    assert resolve_address({"url": "http://h:1/?token=url", "token": "option"}).token == "option"
+    assert resolve_address({"url": "http://h:1/?token=url"}).token == "url"
+    assert resolve_address({"url": "http://h:1"}).token == "environment"
 
 
 def test_where_only_the_package_for_executors_is_the_server_has_to_be_named(tmp_path: Path) -> None:
@@ -163,15 +165,15 @@ def test_where_only_the_package_for_executors_is_the_server_has_to_be_named(tmp_
     program = (
         f"import sys; sys.path.insert(0, {str(package)!r})\n"
         "from himalia.errors import BadRequest\n"
-        "from himalia.spark.connector.http import address_of\n"
-        "print(address_of({'url': 'http://h:1', 'token': 't'}).url)\n"
-        "try: address_of({'url': 'http://h:1'})\n"
+        "from himalia.spark.connector.address import resolve_address\n"
+        "print(resolve_address({'url': 'http://h:1', 'token': 't'}).url)\n"
+        "try: resolve_address({'url': 'http://h:1'})\n"
         "except BadRequest as error: print(error)\n"
     )
     ran = subprocess.run([bare_python(tmp_path), "-c", program], capture_output=True, text=True)
     assert ran.stdout.splitlines()[0] == "http://h:1", ran.stderr
     assert ran.stdout.splitlines()[1].startswith(
-        "give the options url, such as http://10.0.0.1:8000, and token"
+        "set the options url, such as http://10.0.0.1:8000, and token"
     )
 
 
@@ -221,22 +223,22 @@ def test_an_answer_of_another_server_is_told(body: bytes) -> None:
     Without a token: with one, a program that does not prove that it knows it is asked nothing else.
     """
     with foreign_server(body) as url:
-        address = Address(url, None)
+        address = ServerAddress(url, None)
         reader = BatchReader({"url": url, "subscribe": "x", "retrySeconds": "0"})
         rows = iter([batch_of(value=["1"])])
         told = f"^{url} answers 200 like no Himalia server does; check the URL$"
         with pytest.raises(ConnectionFailed, match=told):
             reader.partitions()
-        with pytest.raises(ConnectionFailed, match=told), Connection(address) as connection:
-            offsets_at(connection, [TopicState("x", "e", 0, 1)], datetime.now(UTC))
+        with pytest.raises(ConnectionFailed, match=told), ServerConnection(address) as connection:
+            offsets_at(connection, [TopicExtent("x", "e", 0, 1)], datetime.now(UTC))
         with pytest.raises(ConnectionFailed, match=told):
-            list(reader.read(RangesPartition(address, [Range("x", "e", 0, 1)])))
+            list(reader.read(RangesPartition(address, [OffsetRange("x", "e", 0, 1)])))
         with pytest.raises(ConnectionFailed, match=told):
             write_rows(rows, address, write_options({"topic": "x", "retrySeconds": "0"}), "job", 0)
 
 
 def test_only_a_worker_hides_its_frames() -> None:
     """In a program of its own, an error keeps its traceback and the environment is left alone."""
-    with pytest.raises(BadRequest), in_one_sentence():
+    with pytest.raises(BadRequest), hide_traceback():
         raise BadRequest("no")
     assert HIDE_TRACEBACK not in os.environ

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from himalia.spark.connector.options import ANYWHERE, READING, WRITING
+from himalia.spark.connector.options import COMMON_OPTIONS, READ_OPTIONS, WRITE_OPTIONS
 from himalia.spark.connector.read import READ_SCHEMA
-from himalia.spark.connector.write import WRITTEN
+from himalia.spark.connector.write import MESSAGE_COLUMNS
 from tests.docs.markdown import DOCS, Block, blocks, code_spans, rows, section
 from tests.servers import RunningServer
 
@@ -28,10 +28,10 @@ def first_cells(heading: str, kind: str) -> set[str]:
 
 def test_every_option_and_column_has_a_row() -> None:
     """A name that is not there is documented nowhere, and one that is there exists."""
-    assert first_cells("## Reading", "option") == {*ANYWHERE, *READING}
-    assert first_cells("## Writing", "option") == {*ANYWHERE, *WRITING}
+    assert first_cells("## Reading", "option") == {*COMMON_OPTIONS, *READ_OPTIONS}
+    assert first_cells("## Writing", "option") == {*COMMON_OPTIONS, *WRITE_OPTIONS}
     assert first_cells("## Reading", "column") == {column.split()[0] for column in READ_SCHEMA.split(", ")}
-    assert first_cells("## Writing", "column") == set(WRITTEN)
+    assert first_cells("## Writing", "column") == set(MESSAGE_COLUMNS)
 
 
 def examples() -> list[tuple[Block, str]]:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import pytest
 
 from himalia.errors import BadRequest
-from himalia.spark.connector.options import BODIES_MAX, SEQUENCE_MAX, At, read_options, write_options
+from himalia.spark.connector.options import BODIES_MAX, SEQUENCE_MAX, OffsetSpec, read_options, write_options
 
 
 def test_names_are_compared_without_their_case() -> None:
@@ -26,17 +26,17 @@ def test_topics_and_patterns_are_listed_by_commas() -> None:
 @pytest.mark.parametrize(
     ("text", "at"),
     [
-        ('{"orders": 23}', At(23)),
-        ('{"orders": -2}', At(-2)),
-        ('{"orders": {"offset": 23, "epoch": "e1"}}', At(23, "e1")),
-        ('{"orders": {"offset": 0}}', At(0)),
-        ('{"orders": {"offset": -1, "epoch": "e1"}}', At(-1)),
-        ('{"others": 3}', At(-2)),
-        ("EARLIEST", At(-2)),
-        ("latest", At(-1)),
+        ('{"orders": 23}', OffsetSpec(23)),
+        ('{"orders": -2}', OffsetSpec(-2)),
+        ('{"orders": {"offset": 23, "epoch": "e1"}}', OffsetSpec(23, "e1")),
+        ('{"orders": {"offset": 0}}', OffsetSpec(0)),
+        ('{"orders": {"offset": -1, "epoch": "e1"}}', OffsetSpec(-1)),
+        ('{"others": 3}', OffsetSpec(-2)),
+        ("EARLIEST", OffsetSpec(-2)),
+        ("latest", OffsetSpec(-1)),
     ],
 )
-def test_offsets_are_words_or_json(text: str, at: At) -> None:
+def test_offsets_are_words_or_json(text: str, at: OffsetSpec) -> None:
     """A topic that the JSON leaves out starts at its earliest record."""
     starting = read_options({"subscribe": "orders", "startingOffsets": text}).starting
     assert starting is not None
@@ -50,7 +50,7 @@ def test_ten_thousand_topics_have_offsets() -> None:
     options = read_options({"subscribe": ",".join(names), "startingOffsets": f"{{{by_topic}}}"})
     assert len(options.names) == 10_000
     assert options.starting is not None
-    assert options.starting.of("kernels.77") == At(77, "e")
+    assert options.starting.of("kernels.77") == OffsetSpec(77, "e")
 
 
 @pytest.mark.parametrize(

@@ -19,15 +19,16 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import _parse_datatype_string
 
 from himalia.errors import ConnectionFailed, DataLost, TopicNotFound, Unauthorized
-from himalia.spark.connector.http import Address, Connection
-from himalia.spark.connector.planning import Range
+from himalia.spark.connector.address import ServerAddress
+from himalia.spark.connector.http import ServerConnection
+from himalia.spark.connector.planning import OffsetRange
 from himalia.spark.connector.read import (
     ARROW_SCHEMA,
     READ_SCHEMA,
     BatchReader,
-    NarrowingReader,
+    PushdownReader,
     RangesPartition,
-    fetched,
+    fetch,
 )
 from tests.servers import DEADLINE_S, RunningServer
 from tests.spark.connector.cutting_proxy import cutting
@@ -165,7 +166,7 @@ def test_filters_narrow_what_is_planned(server: RunningServer, publish: Publish)
         ([EqualTo(("topic",), "nobody")], {}),
     ]
     for filters, expected in cases:
-        reader = NarrowingReader(given)
+        reader = PushdownReader(given)
         assert list(reader.pushFilters(list(filters))) == filters
         assert offsets_of(reader) == expected
 
@@ -227,16 +228,19 @@ def test_what_retention_takes_after_planning_is_named_too(server: RunningServer,
     """A task that comes too late finds out by itself, and never reads beyond its own range."""
     first = shorten(server, "late", publish)
     epoch = state_of(server, "late")["epoch"]
-    wanted, told = Range("late", epoch, first - 2, first + 2), []
-    with Connection(Address(server.url, server.token)) as connection:
-        batches = list(fetched(connection, wanted, 0, lambda *loss: told.append(loss)))
+    wanted, told = OffsetRange("late", epoch, first - 2, first + 2), []
+    with ServerConnection(ServerAddress(server.url, server.token)) as connection:
+        batches = list(fetch(connection, wanted, 0, lambda *loss: told.append(loss)))
         assert [offset for batch in batches for offset in batch.column("offset").to_pylist()] == [
             first,
             first + 1,
         ]
         assert told == [("late", first - 2, first)]
         told.clear()
-        assert list(fetched(connection, Range("late", epoch, 0, 2), 0, lambda *loss: told.append(loss))) == []
+        assert (
+            list(fetch(connection, OffsetRange("late", epoch, 0, 2), 0, lambda *loss: told.append(loss)))
+            == []
+        )
         assert told == [("late", 0, 2)]
 
 
@@ -277,9 +281,9 @@ def test_a_connection_that_breaks_is_made_again(server: RunningServer, publish: 
     """Reading goes on after the last record that came: each comes once, in order, wherever it broke."""
     publish("broken", *("x" * 1000 + str(number) for number in range(3000)))
     with cutting(server.url, 100, 5_000, 1_500_000, 2_000_000) as proxy:
-        address = Address(proxy.url, server.token)
+        address = ServerAddress(proxy.url, server.token)
         epoch = state_of(server, "broken")["epoch"]
-        partition = RangesPartition(address, [Range("broken", epoch, 0, 3000)])
+        partition = RangesPartition(address, [OffsetRange("broken", epoch, 0, 3000)])
         batches = list(reader_of(server, subscribe="broken").read(partition))
         assert proxy.cuts == []
     assert [offset for batch in batches for offset in batch.column("offset").to_pylist()] == list(range(3000))
@@ -288,10 +292,13 @@ def test_a_connection_that_breaks_is_made_again(server: RunningServer, publish: 
 def test_the_time_that_a_reader_takes_is_not_the_servers(server: RunningServer, publish: Publish) -> None:
     """A connection that breaks after a batch was worked on for longer than patience lasts is made again too."""
     publish("slow", *("x" * 1000 + str(number) for number in range(7000)))
-    wanted, patience_s = Range("slow", state_of(server, "slow")["epoch"], 0, 7000), 1.0
+    wanted, patience_s = OffsetRange("slow", state_of(server, "slow")["epoch"], 0, 7000), 1.0
     # One piece of 4 MiB and a part of the second.
-    with cutting(server.url, 6_000_000) as proxy, Connection(Address(proxy.url, server.token)) as connection:
-        batches = fetched(connection, wanted, patience_s, lambda *loss: pytest.fail(str(loss)))
+    with (
+        cutting(server.url, 6_000_000) as proxy,
+        ServerConnection(ServerAddress(proxy.url, server.token)) as connection,
+    ):
+        batches = fetch(connection, wanted, patience_s, lambda *loss: pytest.fail(str(loss)))
         rows = next(batches).num_rows
         # There is no event to wait for: that time goes by is the case.
         time.sleep(1.2 * patience_s)
@@ -304,7 +311,7 @@ def test_a_server_that_stays_away_is_told(server: RunningServer) -> None:
     """When patience is at its end, and not before."""
     with socket.create_server(("127.0.0.1", 0)) as nobody:
         url = f"http://127.0.0.1:{nobody.getsockname()[1]}"
-    partition = RangesPartition(Address(url), [Range("x", "e", 0, 1)])
+    partition = RangesPartition(ServerAddress(url), [OffsetRange("x", "e", 0, 1)])
     began = time.monotonic()
     with pytest.raises(ConnectionFailed, match=f"no server answers at {url}"):
         list(reader_of(server, subscribe="x", retrySeconds="0.5").read(partition))
@@ -329,7 +336,7 @@ def test_the_server_is_found_as_every_client_finds_it(
     monkeypatch.setenv("HIMALIA_TOKEN", server.token or "")
     [partition] = BatchReader({"subscribe": "found"}).partitions()
     assert isinstance(partition, RangesPartition)
-    assert partition.address == Address(server.url, server.token)
+    assert partition.address == ServerAddress(server.url, server.token)
     assert (server.token or "?") not in repr(partition)
 
 
@@ -340,7 +347,7 @@ def test_one_connection_serves_a_whole_task(server: RunningServer, publish: Publ
     [partition] = reader_of(server, subscribePattern="small.*").partitions()
     assert isinstance(partition, RangesPartition)
     with cutting(server.url) as proxy:
-        moved = RangesPartition(Address(proxy.url, server.token), partition.ranges)
+        moved = RangesPartition(ServerAddress(proxy.url, server.token), partition.ranges)
         batches = list(reader_of(server, subscribePattern="small.*").read(moved))
         assert proxy.accepted == 1
     assert sum(batch.num_rows for batch in batches) == 30

@@ -18,7 +18,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from himalia.errors import BadRequest, ConnectionFailed, DataLost, TopicNotFound
 from himalia.settings import Settings
-from himalia.spark.connector.planning import Range
+from himalia.spark.connector.planning import OffsetRange
 from himalia.spark.connector.read import RangesPartition
 from himalia.spark.connector.stream import StreamReader
 from tests.servers import DEADLINE_S, RunningServer
@@ -42,7 +42,7 @@ def values_of(reader: StreamReader, start: dict[str, Any], end: dict[str, Any]) 
     return found
 
 
-def ranges_of(partitions: Sequence[InputPartition]) -> list[Sequence[Range]]:
+def ranges_of(partitions: Sequence[InputPartition]) -> list[Sequence[OffsetRange]]:
     return [each.ranges for each in partitions if isinstance(each, RangesPartition)]
 
 

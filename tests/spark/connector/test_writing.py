@@ -16,9 +16,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, LongType, MapType, StringType, StructField, StructType, TimestampType
 
 from himalia.errors import BadRequest, Forbidden, TopicNotFound
-from himalia.spark.connector.http import Address
+from himalia.spark.connector.address import ServerAddress
 from himalia.spark.connector.options import write_options
-from himalia.spark.connector.write import BatchWriter, StreamWriter, check_columns, lines, write_rows
+from himalia.spark.connector.write import BatchWriter, StreamWriter, check_columns, encode_rows, write_rows
 from tests.servers import RunningServer
 from tests.spark.conftest import QUICK
 from tests.spark.connector.cutting_proxy import cutting
@@ -43,7 +43,7 @@ def batch_of(**columns: list[Any]) -> pa.RecordBatch:
 
 
 def line_of(value: str | None, **options: str) -> Any:
-    [(topic, line)] = lines(batch_of(value=[value]), write_options({"topic": "t", **options}))
+    [(topic, line)] = encode_rows(batch_of(value=[value]), write_options({"topic": "t", **options}))
     assert topic == "t"
     assert line.endswith(b"\n")
     assert line.count(b"\n") == 1
@@ -87,7 +87,7 @@ def test_ids_and_headers_go_along_where_there_are_any() -> None:
         headers=[[("x", "y"), ("n", None)], None],
         value=["1", "2"],
     )
-    first, second = lines(batch, write_options({}))
+    first, second = encode_rows(batch, write_options({}))
     assert first[0] == "a"
     assert json.loads(first[1]) == {
         "payload": 1,
@@ -96,9 +96,9 @@ def test_ids_and_headers_go_along_where_there_are_any() -> None:
     }
     assert (second[0], json.loads(second[1])) == ("b", {"payload": 2})
     with pytest.raises(BadRequest, match="a row has no topic"):
-        list(lines(batch_of(topic=[None], value=["1"]), write_options({})))
+        list(encode_rows(batch_of(topic=[None], value=["1"]), write_options({})))
     # As in the Kafka sink, the option goes before the column.
-    assert [topic for topic, _ in lines(batch, write_options({"topic": "c"}))] == ["c", "c"]
+    assert [topic for topic, _ in encode_rows(batch, write_options({"topic": "c"}))] == ["c", "c"]
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_what_was_read_can_be_written() -> None:
 def test_a_task_that_is_run_again_repeats_nothing(server: RunningServer) -> None:
     """However often and however late; a batch with a later number is another."""
     server.create("once")
-    address, options = Address(server.url, server.token), write_options({"topic": "once"})
+    address, options = ServerAddress(server.url, server.token), write_options({"topic": "once"})
     batches = [batch_of(value=["1", "2"]), batch_of(value=["3"])]
     for _ in range(3):
         assert write_rows(iter(batches), address, options, "job-0", 7).rows == 3
@@ -151,7 +151,7 @@ def test_rows_that_are_taken_for_a_repeat_of_others_are_told(
     """As when a checkpoint was deleted and batches are counted from 0 again. A true repeat is not worth a word."""
     server.create("counted")
     address, options = (
-        Address(server.url, server.token),
+        ServerAddress(server.url, server.token),
         write_options({"topic": "counted", "bytesPerPost": "40"}),
     )
     rows = batch_of(value=[str(number) for number in range(10)])
@@ -165,7 +165,7 @@ def test_rows_that_are_taken_for_a_repeat_of_others_are_told(
 
 def test_a_topic_of_a_row_has_to_be_a_name(server: RunningServer) -> None:
     """It is never a part of a path that leads elsewhere."""
-    address = Address(server.url, server.token)
+    address = ServerAddress(server.url, server.token)
     for topic, told in (
         ("", "column 'topic': a topic name has 1 to 255 characters, this one has 0"),
         ("a/b", "column 'topic': 'a/b' is not a topic name"),
@@ -181,7 +181,7 @@ def test_a_long_task_is_cut_into_bodies(server: RunningServer) -> None:
     numbers = [str(number) for number in range(200)]
     topics = ["long.a" if number % 3 else "long.b" for number in range(200)]
     options = write_options({"bytesPerPost": "100"})
-    address = Address(server.url, server.token)
+    address = ServerAddress(server.url, server.token)
 
     def fail_later() -> Any:
         yield batch_of(topic=topics[:120], value=numbers[:120])
@@ -203,14 +203,14 @@ def test_an_answer_that_is_lost_repeats_nothing(server: RunningServer) -> None:
     """The body is sent again, and the server knows it."""
     server.create("answer")
     with cutting(server.url, 0, 10) as proxy:
-        address = Address(proxy.url, server.token)
+        address = ServerAddress(proxy.url, server.token)
         write_rows(iter([batch_of(value=["1", "2"])]), address, write_options({"topic": "answer"}), "job", 0)
         assert proxy.cuts == []
     assert payloads_in(server, "answer") == [1, 2]
 
 
 def test_what_the_server_refuses_is_told(server: RunningServer) -> None:
-    address = Address(server.url, server.token)
+    address = ServerAddress(server.url, server.token)
     for topic, error in (("kernels.mine", Forbidden), ("missing", TopicNotFound)):
         with pytest.raises(error):
             write_rows(iter([batch_of(value=["1"])]), address, write_options({"topic": topic}), "job", 0)

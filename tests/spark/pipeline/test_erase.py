@@ -12,7 +12,7 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from himalia.errors import BadQuery, WarehouseLocked, WarehouseNotFound
 from himalia.spark.delta.lock import locked
 from himalia.spark.delta.table import APPLICATION
-from himalia.spark.pipeline.erase import forget
+from himalia.spark.pipeline.erase import erase_rows
 
 SECRET = "my-secret-payload"
 REQUEST = {"topic": ["kernels.k1"], "epoch": ["e1"]}
@@ -46,14 +46,14 @@ def values(warehouse: Path, table: str, column: str) -> list[str]:
 
 def test_rows_go_from_every_table_with_these_columns(filled: Path) -> None:
     """Tables without such a column stay as they are, and are not in the answer."""
-    assert forget(filled, "topic = 'kernels.k1'") == {"messages": 1, "executions": 2, "state/requests": 1}
+    assert erase_rows(filled, "topic = 'kernels.k1'") == {"messages": 1, "executions": 2, "state/requests": 1}
     assert values(filled, "messages", "topic") == ["orders"]
     assert values(filled, "errors", "ename") == ["ValueError"]
 
 
 def test_rows_go_from_the_disk(filled: Path) -> None:
     """No file that is left has them, also none that only an older version of the table would read."""
-    forget(filled, "topic = 'kernels.k1'")
+    erase_rows(filled, "topic = 'kernels.k1'")
     left = [parquet.read_table(file) for file in filled.rglob("*.parquet") if "_delta_log" not in file.parts]
     assert left
     assert not [table for table in left if SECRET in str(table.to_pylist())]
@@ -61,24 +61,24 @@ def test_rows_go_from_the_disk(filled: Path) -> None:
 
 def test_the_number_of_the_batch_stays(filled: Path) -> None:
     """The next run goes on where the last one ended."""
-    forget(filled, "topic = 'kernels.k1'")
+    erase_rows(filled, "topic = 'kernels.k1'")
     assert DeltaTable(filled / "messages").transaction_version(APPLICATION) == 7
 
 
 def test_forgetting_again_finds_nothing(filled: Path) -> None:
-    forget(filled, "kernel_id = 'k1'")
-    assert forget(filled, "kernel_id = 'k1'") == {"executions": 0, "state/requests": 0}
+    erase_rows(filled, "kernel_id = 'k1'")
+    assert erase_rows(filled, "kernel_id = 'k1'") == {"executions": 0, "state/requests": 0}
 
 
 @pytest.mark.parametrize("where", ["kernel_id = 'k1'", f"code = '{SECRET}'", "is_running -- all that run"])
 def test_what_runs_does_not_come_back(filled: Path, where: str) -> None:
     """The state has other columns than ``executions``, and would have the next batch write the row again."""
-    assert forget(filled, where)["state/requests"] == 1
+    assert erase_rows(filled, where)["state/requests"] == 1
     assert values(filled, "state/requests", "request_id") == []
 
 
 def test_what_has_ended_leaves_the_state_alone(filled: Path) -> None:
-    assert forget(filled, "code = 'harmless'") == {"executions": 1}
+    assert erase_rows(filled, "code = 'harmless'") == {"executions": 1}
     assert values(filled, "state/requests", "request_id") == ["it's open"]
 
 
@@ -96,15 +96,15 @@ def test_what_has_ended_leaves_the_state_alone(filled: Path) -> None:
 )
 def test_a_wrong_condition_is_told_and_erases_nothing(filled: Path, where: str, told: str) -> None:
     with pytest.raises(BadQuery, match=told):
-        forget(filled, where)
+        erase_rows(filled, where)
     assert values(filled, "messages", "topic") == ["orders", "kernels.k1"]
 
 
 def test_not_while_the_pipeline_runs(filled: Path) -> None:
     with locked(filled), pytest.raises(WarehouseLocked):
-        forget(filled, "topic = 'orders'")
+        erase_rows(filled, "topic = 'orders'")
 
 
 def test_a_place_without_tables_is_told(warehouse: Path) -> None:
     with pytest.raises(WarehouseNotFound):
-        forget(warehouse, "topic = 'orders'")
+        erase_rows(warehouse, "topic = 'orders'")

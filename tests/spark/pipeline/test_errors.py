@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from himalia.errors import ConfigurationError, TopicNotFound
-from himalia.spark.pipeline.errors import LINE_LENGTH_MAX, first_line, translated
+from himalia.spark.pipeline.errors import LINE_LENGTH_MAX, find_himalia_error, first_line
 
 WORKER = """
 An exception was thrown from the Python worker:
@@ -46,7 +46,9 @@ def test_anything_else_is_told_by_its_first_line() -> None:
 
 def test_a_module_that_executors_lack_is_told() -> None:
     """Which one, and where to put it: to try again does not help."""
-    error = translated(Exception(WORKER.format(last="ModuleNotFoundError: No module named 'pyarrow'")))
+    error = find_himalia_error(
+        Exception(WORKER.format(last="ModuleNotFoundError: No module named 'pyarrow'"))
+    )
     assert isinstance(error, ConfigurationError)
     assert "executors lacks the module 'pyarrow'" in error.message
     assert "PYSPARK_PYTHON" in error.message
@@ -54,7 +56,9 @@ def test_a_module_that_executors_lack_is_told() -> None:
 
 def test_an_error_of_ours_is_found_again() -> None:
     """With its own sentence."""
-    error = translated(Exception(WORKER.format(last="himalia.errors.TopicNotFound: there is no topic x")))
+    error = find_himalia_error(
+        Exception(WORKER.format(last="himalia.errors.TopicNotFound: there is no topic x"))
+    )
     assert isinstance(error, TopicNotFound)
     assert error.message == "there is no topic x"
-    assert translated(Exception("something")) is None
+    assert find_himalia_error(Exception("something")) is None

@@ -13,8 +13,8 @@ import pytest
 
 from himalia.record import Position
 from himalia.spark.pipeline import feedback as module
-from himalia.spark.pipeline.feedback import Feedback, changed
-from himalia.spark.pipeline.server_client import Server
+from himalia.spark.pipeline.feedback import Feedback, rows_with_keys
+from himalia.spark.pipeline.server_client import ServerClient
 from tests.server.identity.credentials import write_keys
 from tests.servers import RunningServer
 
@@ -41,8 +41,8 @@ def activity(*rows: tuple[str, int, int]) -> pa.Table:
 
 
 @pytest.fixture
-def connected(server: RunningServer) -> Iterator[Server]:
-    found = Server(server.url, server.token)
+def connected(server: RunningServer) -> Iterator[ServerClient]:
+    found = ServerClient(server.url, server.token)
     yield found
     found.close()
 
@@ -56,10 +56,10 @@ def stored(server: RunningServer, topic: str) -> list[Any]:
 def test_rows_are_chosen_by_their_keys() -> None:
     rows = activity(("a", 0, 1), ("a", 1, 2), ("b", 0, 3))
     touched = activity(("a", 1, 0), ("b", 0, 0)).select(["topic", "minute"])
-    assert changed(rows, touched)["messages"].to_pylist() == [2, 3]
+    assert rows_with_keys(rows, touched)["messages"].to_pylist() == [2, 3]
 
 
-def test_a_row_is_published_as_json(connected: Server, server: RunningServer) -> None:
+def test_a_row_is_published_as_json(connected: ServerClient, server: RunningServer) -> None:
     """Times are ISO 8601; what only merging needs is left out."""
     feedback = Feedback(connected, "w1")
     assert feedback.publish("pipeline.activity", 1, activity(("a", 7, 3))) == 1
@@ -68,7 +68,7 @@ def test_a_row_is_published_as_json(connected: Server, server: RunningServer) ->
 
 
 def test_a_batch_is_published_once(
-    connected: Server, server: RunningServer, monkeypatch: pytest.MonkeyPatch
+    connected: ServerClient, server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if it was published in part, by a run that is gone; the next batch is another matter."""
     monkeypatch.setattr(module, "BODY_ROWS", 2)
@@ -82,7 +82,7 @@ def test_a_batch_is_published_once(
 
 
 def test_a_row_too_long_for_a_message_is_told_without_its_lists(
-    connected: Server, server: RunningServer
+    connected: ServerClient, server: RunningServer
 ) -> None:
     kernels = pa.array([["k" * 40] * 20_000])
     rows = pa.table({"ename": ["ValueError"], "kernels": kernels})
@@ -90,7 +90,7 @@ def test_a_row_too_long_for_a_message_is_told_without_its_lists(
     assert stored(server, "pipeline.long") == [{"ename": "ValueError", "truncated": True}]
 
 
-def test_a_text_too_long_for_a_message_is_cut(connected: Server, server: RunningServer) -> None:
+def test_a_text_too_long_for_a_message_is_cut(connected: ServerClient, server: RunningServer) -> None:
     """One error with a megabyte to say does not keep the others from being told."""
     rows = pa.table({"ename": ["ValueError", "KeyError"], "last_evalue": ["E" * 1_200_000, "k"]})
     assert Feedback(connected, "w1").publish("pipeline.text", 1, rows) == 2
@@ -100,7 +100,7 @@ def test_a_text_too_long_for_a_message_is_cut(connected: Server, server: Running
 
 
 def test_many_long_rows_are_told_in_several_bodies(
-    connected: Server, server: RunningServer, monkeypatch: pytest.MonkeyPatch
+    connected: ServerClient, server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server takes only so much at a time."""
     monkeypatch.setattr(module, "BODY_BYTES_MAX", 10_000)
@@ -109,7 +109,9 @@ def test_many_long_rows_are_told_in_several_bodies(
     assert [row["ename"] for row in stored(server, "pipeline.bodies")] == [str(number) for number in range(9)]
 
 
-def test_a_topic_that_was_deleted_meanwhile_is_made_again(connected: Server, server: RunningServer) -> None:
+def test_a_topic_that_was_deleted_meanwhile_is_made_again(
+    connected: ServerClient, server: RunningServer
+) -> None:
     """Whoever cleans up does not end the pipeline."""
     feedback = Feedback(connected, "w1")
     for batch in (1, 2):
@@ -126,7 +128,7 @@ def test_a_server_that_takes_no_more_topics_ends_nothing(
     """It is said with the server's own reason, and told again as soon as it can be."""
     server = serve(kernels=False, topics_max=1)
     server.create("only")
-    feedback = Feedback(Server(server.url, server.token), "w1")
+    feedback = Feedback(ServerClient(server.url, server.token), "w1")
     with caplog.at_level(logging.WARNING, "himalia.spark"):
         assert feedback.publish("pipeline.activity", 1, activity(("a", 7, 3))) == 0
     assert "is not published to pipeline.activity this time" in caplog.text and "rights" not in caplog.text
@@ -135,17 +137,17 @@ def test_a_server_that_takes_no_more_topics_ends_nothing(
     assert feedback.publish("pipeline.activity", 2, activity(("a", 7, 3))) == 1
 
 
-def test_positions_are_told_in_one_message(connected: Server, server: RunningServer) -> None:
+def test_positions_are_told_in_one_message(connected: ServerClient, server: RunningServer) -> None:
     """The newest holds them all; if there are more than a message can hold, as many as it can."""
     feedback = Feedback(connected, "w1")
-    feedback.tell_positions({"orders": Position(17, "e1")})
-    feedback.tell_positions({f"kernels.{n}": Position(n, "e" * 16) for n in range(30_000)})
+    feedback.publish_positions({"orders": Position(17, "e1")})
+    feedback.publish_positions({f"kernels.{n}": Position(n, "e" * 16) for n in range(30_000)})
     first, second = stored(server, "pipeline.positions")
     assert first == {"positions": {"orders": {"offset": 17, "epoch": "e1"}}}
     assert len(second["positions"]) > 10_000
 
 
-def test_a_server_that_ended_an_idle_connection_is_asked_again(connected: Server) -> None:
+def test_a_server_that_ended_an_idle_connection_is_asked_again(connected: ServerClient) -> None:
     """Uvicorn closes them after some seconds; nobody has to notice."""
     connected.topics()
     connection = connected._connection
@@ -159,10 +161,10 @@ def test_without_the_right_it_is_said_once(
     serve: Callable[..., RunningServer], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = serve(keys_file=write_keys(tmp_path / "keys.toml", READER), kernels=False)
-    feedback = Feedback(Server(server.url, "only-reads-only-reads-only-reads"), "w1")
+    feedback = Feedback(ServerClient(server.url, "only-reads-only-reads-only-reads"), "w1")
     with caplog.at_level(logging.WARNING, "himalia.spark"):
         for batch in range(1, 4):
             assert feedback.publish("pipeline.activity", batch, activity(("a", 7, 3))) == 0
-            feedback.tell_positions({})
+            feedback.publish_positions({})
     [record] = [one for one in caplog.records if one.name.startswith("himalia.spark")]
     assert "manage on 'pipeline.>'" in record.getMessage()

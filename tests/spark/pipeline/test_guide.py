@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from himalia.spark.pipeline.warehouse import POSITIONS, REQUESTS, TABLES
+from himalia.spark.pipeline.warehouse import TABLES
+from himalia.tables.catalog import POSITIONS, REQUESTS
 from tests.docs.markdown import DOCS, blocks, code_spans, rows, section
 from tests.servers import RunningServer
 

@@ -24,17 +24,14 @@ BATCH_RECORDS = 20
 PROGRAM = f"""
 import sys
 from pathlib import Path
-from himalia.spark.pipeline.runner import Pipeline, Progress
+from himalia.spark.pipeline.runner import Pipeline, PipelineOptions, Progress
 
 def tell(progress: Progress) -> None:
     print(progress.batch, progress.stage, flush=True)
 
 url, token, warehouse = sys.argv[1:]
-pipeline = Pipeline(
-    url, token, Path(warehouse), master="local[2]", topics=["kernels.kill9"], batch_records={BATCH_RECORDS},
-    on_progress=tell,
-)
-with pipeline:
+options = PipelineOptions(master="local[2]", topics=["kernels.kill9"], batch_records={BATCH_RECORDS})
+with Pipeline(url, token, Path(warehouse), options, on_progress=tell) as pipeline:
     pipeline.run(0.1)
 """
 

@@ -20,15 +20,15 @@ from himalia.errors import ConnectionFailed, DataLost, InternalError, Unauthoriz
 from himalia.retry import Backoff
 from himalia.spark.connector.read import READ_SCHEMA
 from himalia.spark.delta import maintenance
-from himalia.spark.delta.table import Staged, Table, no_rows
+from himalia.spark.delta.table import StagedFiles, Table, no_rows
 from himalia.spark.pipeline import batch as batch_module
-from himalia.spark.pipeline.erase import forget
-from himalia.spark.pipeline.runner import Pipeline, Progress
+from himalia.spark.pipeline.erase import erase_rows
+from himalia.spark.pipeline.runner import Pipeline, PipelineOptions, Progress
 from himalia.spark.pipeline.warehouse import TABLES, schema_of
 from himalia.spark.transforms import errors, executions, kernel_health, orphans, topic_activity
 from himalia.spark.transforms.iopub import iopub
 from himalia.spark.transforms.messages import messages
-from himalia.spark.transforms.requests import STATE_SCHEMA, carried, merged
+from himalia.spark.transforms.requests import STATE_SCHEMA, fold_requests, next_state
 from tests.servers import RunningServer, start_server
 from tests.spark.pipeline_runs import (
     all_contents,
@@ -67,7 +67,7 @@ def test_the_tables_have_the_columns_that_are_written(spark: SparkSession) -> No
     stored = messages(no_rows(spark, schema_of(f"{READ_SCHEMA}, epoch string")))
     decoded = iopub(stored)
     state = no_rows(spark, schema_of(STATE_SCHEMA))
-    requests = merged(state, decoded)
+    requests = fold_requests(state, decoded)
     rows = executions.executions(requests)
     written = {
         "messages": stored,
@@ -81,7 +81,7 @@ def test_the_tables_have_the_columns_that_are_written(spark: SparkSession) -> No
     assert {name: columns_of(frame) for name, frame in written.items()} == {
         name: columns_of(no_rows(spark, schema_of(schema.ddl))) for name, schema in TABLES.items()
     }
-    assert columns_of(carried(requests)) == columns_of(state)
+    assert columns_of(next_state(requests)) == columns_of(state)
 
 
 @pytest.mark.slow
@@ -146,7 +146,7 @@ def test_topics_that_appear_and_vanish(
     """Each batch reads what is there then. What was read of a topic stays when the topic goes."""
     patterns = [f"{topic}.>"]
     publish(f"{topic}.a", 1, 2)
-    with Pipeline(server.url, server.token, warehouse, topics=patterns) as pipeline:
+    with Pipeline(server.url, server.token, warehouse, PipelineOptions(topics=patterns)) as pipeline:
         pipeline.run_once()
         publish(f"{topic}.b", 1)
         delete(server, f"{topic}.a")
@@ -238,7 +238,7 @@ class Mortal:
         commit, publish = Table.commit, batch_module.Feedback.publish
         mortal = self
 
-        def mortal_commit(table: Table, batch: int, staged: Staged, **options: Any) -> None:
+        def mortal_commit(table: Table, batch: int, staged: StagedFiles, **options: Any) -> None:
             with mortal._lock:
                 mortal.check()
                 commit(table, batch, staged, **options)
@@ -352,7 +352,7 @@ def test_forgetting_in_the_middle_of_a_batch(
     publish(f"{topic}.a", *range(3))
     publish(f"{topic}.b", *range(3))
     killed_after(1, server, warehouse, f"{topic}.>")
-    assert forget(warehouse, f"topic = '{topic}.a' and \"offset\" > 0")["messages"] == 2
+    assert erase_rows(warehouse, f"topic = '{topic}.a' and \"offset\" > 0")["messages"] == 2
     run_once(server, warehouse, topics=[f"{topic}.>"])
     assert offsets_of(warehouse, f"{topic}.a") == [0]
     assert activity(warehouse) == {f"{topic}.a": 1, f"{topic}.b": 3}
@@ -371,7 +371,7 @@ def test_a_batch_that_fails_is_tried_again(
     commit = Table.commit
     failures = [OSError("the disk went away"), OSError("and again")]
 
-    def failing_commit(table: Table, batch: int, staged: Staged, **options: Any) -> None:
+    def failing_commit(table: Table, batch: int, staged: StagedFiles, **options: Any) -> None:
         if table.path.name == "topic_activity" and failures:
             raise failures.pop()
         commit(table, batch, staged, **options)
@@ -400,7 +400,7 @@ def test_every_commit_fails(
     for name in ("topic_activity", "kernel_health", "errors", "orphans"):
         left[name].append("instead")
 
-    def failing_commit(table: Table, batch: int, staged: Staged, **options: Any) -> None:
+    def failing_commit(table: Table, batch: int, staged: StagedFiles, **options: Any) -> None:
         fails = left[table.path.name].pop() if left[table.path.name] else ""
         if fails != "instead":
             commit(table, batch, staged, **options)
@@ -430,13 +430,13 @@ def running(
         entered = threading.Event()
         options = {"topics": [topic], "feedback": False} | options
         url, token = options.pop("url", server.url), options.pop("token", server.token)
-        pipeline = Pipeline(url, token, warehouse, **options)
+        pipeline = Pipeline(url, token, warehouse, PipelineOptions(**options))
 
         def run() -> None:
             try:
-                with pipeline:
+                with pipeline as loop:
                     entered.set()
-                    pipeline.run(0.05)
+                    loop.run(0.05)
             except BaseException as error:
                 failures.append(error)
             finally:
@@ -554,7 +554,7 @@ def test_upkeep_changes_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With files joined and cleared away after every batch, rows and positions are as without."""
-    monkeypatch.setattr(maintenance, "LEVELS", (maintenance.Level(1, 8 * maintenance.MIB),))
+    monkeypatch.setattr(maintenance, "LEVELS", (maintenance.CompactionLevel(1, 8 * maintenance.MIB),))
     monkeypatch.setattr(maintenance, "VACUUM_EVERY", 1)
     monkeypatch.setattr(maintenance, "KEEP_HOURS", 0)
     for _ in range(3):

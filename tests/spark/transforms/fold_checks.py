@@ -10,7 +10,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from himalia.spark.pipeline.batch import SMALL
+from himalia.spark import tuning
 from himalia.spark.transforms import executions, orphans, requests
 from himalia.spark.transforms.iopub import iopub
 from tests.spark.traffic import Row, stored
@@ -30,18 +30,19 @@ class FoldResult:
     """The last batch with the state before it."""
 
     @property
-    def verdicts(self) -> list[str]:
+    def outcomes(self) -> list[str]:
         """What the rows of the last batch were found to be."""
         assert self.merged is not None, "nothing was folded"
-        return [row.verdict for row in self.merged.select("verdict").collect()]
+        return [row.outcome for row in self.merged.select("outcome").collect()]
 
 
 @contextmanager
 def interpreted(spark: SparkSession) -> Iterator[None]:
     """Run as small batches do, which compile nothing."""
-    before = {name: spark.conf.get(name) for name in SMALL}
+    conf = tuning.small_batch_conf()
+    before = {name: spark.conf.get(name) for name in conf}
     try:
-        for name, value in SMALL.items():
+        for name, value in conf.items():
             spark.conf.set(name, value)
         yield
     finally:
@@ -62,13 +63,13 @@ def fold(spark: SparkSession, batches: Iterable[Sequence[Row]]) -> FoldResult:
 
 
 def fold_batch(folded: FoldResult, batch: DataFrame) -> None:
-    merged = requests.merged(folded.state, batch).localCheckpoint()
+    merged = requests.fold_requests(folded.state, batch).localCheckpoint()
     rows = dicts(executions.executions(merged))
     folded.closed += [row for row in rows if not row["is_running"]]
     folded.running = [row for row in rows if row["is_running"]]
     folded.orphans += dicts(orphans.orphans(merged))
     folded.merged = merged
-    folded.state = requests.carried(merged)
+    folded.state = requests.next_state(merged)
 
 
 def dicts(table: DataFrame) -> list[dict[str, Any]]:

@@ -84,6 +84,6 @@ def check(spark: SparkSession, seed: int, *, batch_count: int) -> None:
         orphan["us"] = orphan["ts"]
     wrong += same(expected.orphans, folded.orphans, "topic", "epoch", "offset")
     assert not wrong, "\n".join(wrong[:20])
-    assert folded.verdicts.count("waiting") == expected.waiting
+    assert folded.outcomes.count("waiting") == expected.waiting
     state = folded.state.selectExpr("count_if(life.closed_us is not null) as lingering").first()
     assert state is not None and state.lingering == expected.lingering

@@ -184,7 +184,7 @@ def test_what_belongs_to_no_request(recorded: Recorded, folded: FoldResult) -> N
     _, live = routed(recorded)
     assert {row["id"] for row in folded.orphans} == live and live
     assert not folded.running
-    assert "waiting" not in folded.verdicts, "the kernels are dead"
+    assert "waiting" not in folded.outcomes, "the kernels are dead"
 
 
 @pytest.mark.slow

@@ -196,7 +196,7 @@ def test_clocks_that_differ_do_not_meet(folded: FoldResult) -> None:
     """Each topic has its own time: what happens elsewhere makes nothing older."""
     assert [row["status"] for row in executions(folded, "behind")] == ["ok"]
     assert not orphans(folded, "behind")
-    assert "waiting" in folded.verdicts
+    assert "waiting" in folded.outcomes
 
 
 def test_a_kernel_that_dies_ends_its_requests(folded: FoldResult) -> None:

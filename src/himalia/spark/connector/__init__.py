@@ -1,6 +1,5 @@
-"""``format("himalia")``: any topic as a DataFrame, batch and streaming, both ways.
+"""``format("himalia")``: any topic as a DataFrame, batch and streaming, reading and writing.
 
-What executors import (``columns``, ``connection``, ``ranges``, ``fetching``, ``posting`` and the readers and writers
-themselves) needs only Python, pyspark and pyarrow, so that a zip file with these sources is enough for them
-(``--py-files``). Nothing here starts a session or touches the network when it is imported.
+Executors need only Python, pyspark and pyarrow to import these modules (no msgspec, no httpx), so that a zip file of
+the sources is enough for them (``--py-files``). No module starts a session or opens a connection when it is imported.
 """

@@ -1,4 +1,4 @@
-"""What a user sees when something is wrong: a sentence, not the frames of a worker process."""
+"""What a user of the data source sees when something fails: one sentence, or a warning in the log."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from himalia.errors import DataLost, HimaliaError
-from himalia.spark.connector.planning import lost
+from himalia.spark.connector.planning import lost_message
 
 HIDE_TRACEBACK = "SPARK_HIDE_TRACEBACK"
-LOSSES_TOLD_MAX = 5
+LOSSES_REPORTED_MAX = 5
 
 logger = logging.getLogger("himalia.spark")
 
 
 @contextmanager
-def in_one_sentence() -> Iterator[None]:
-    """Have our errors told without a traceback; those that nobody foresaw keep theirs.
+def hide_traceback() -> Iterator[None]:
+    """Show Himalia's own errors without the traceback of the worker process; unexpected errors keep theirs.
 
-    Spark formats an error in the worker process that it happened in, and then ends that process, so the variable
-    in its environment is heard by nobody else.
+    Spark formats an error in the worker process that raised it and then ends that process, so setting the variable in
+    the process's environment affects no other error.
     """
     try:
         yield
@@ -33,25 +33,25 @@ def in_one_sentence() -> Iterator[None]:
 
 
 def _is_worker() -> bool:
-    """Whether Spark started this process: its main module is then one of Spark's own, or our daemon."""
-    started = getattr(sys.modules.get("__main__"), "__spec__", None)
-    return started is not None and started.name.startswith(("pyspark.", "himalia.spark.worker_daemon"))
+    """Whether Spark started this process: its main module is one of Spark's, or our daemon."""
+    main = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return main is not None and main.name.startswith(("pyspark.", "himalia.spark.worker_daemon"))
 
 
-def tell_losses(losses: Sequence[str], *, fails: bool) -> None:
-    """Raise ``DataLost`` with what is gone or, where that is accepted, warn of it."""
+def report_losses(losses: Sequence[str], *, fails: bool) -> None:
+    """Raise ``DataLost`` if there are losses, or log a warning where the options accept them."""
     if not losses:
         return
-    told = "; ".join(losses[:LOSSES_TOLD_MAX])
-    if len(losses) > LOSSES_TOLD_MAX:
-        told += f"; and {len(losses) - LOSSES_TOLD_MAX} more"
+    sentence = "; ".join(losses[:LOSSES_REPORTED_MAX])
+    if len(losses) > LOSSES_REPORTED_MAX:
+        sentence += f"; and {len(losses) - LOSSES_REPORTED_MAX} more"
     if fails:
-        raise DataLost(f"{told} (set failOnDataLoss to false to go on with what is there)")
-    logger.warning("himalia: %s", told)
+        raise DataLost(f"{sentence} (set failOnDataLoss to false to go on with what is there)")
+    logger.warning("himalia: %s", sentence)
 
 
-def tell_superseded(topic: str, producer: str) -> None:
-    """Warn of rows that were not stored, because the topic holds something else under their number or a later one."""
+def warn_superseded(topic: str, producer: str) -> None:
+    """Warn of rows that were not stored because the topic holds other rows under their sequence or a later one."""
     logger.warning(
         "himalia: topic %r holds other or later rows of producer %r, so these were taken for a repeat and not stored; "
         "if a checkpoint was deleted, name another producer",
@@ -60,11 +60,11 @@ def tell_superseded(topic: str, producer: str) -> None:
     )
 
 
-class LossRule:
-    """What is done while reading when records are gone: ``rule(topic, start, stop)``."""
+class LossHandler:
+    """Called with topic, start and stop when a reader finds that these records are gone."""
 
     def __init__(self, *, fails: bool) -> None:
         self._fails = fails
 
     def __call__(self, topic: str, start: int, stop: int) -> None:
-        tell_losses([lost(topic, start, stop)], fails=self._fails)
+        report_losses([lost_message(topic, start, stop)], fails=self._fails)

@@ -1,20 +1,16 @@
-"""HTTP to the server from driver and executors: one kept-alive connection, standard library only."""
+"""HTTP from driver and executors to the server: one kept-alive connection, standard library only."""
 
 from __future__ import annotations
 
 import json
-import os
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any, TypeVar
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import urlencode, urlsplit
 
-from himalia.errors import BadRequest, ConnectionFailed, HimaliaError
-from himalia.spark.connector.planning import TopicState
+from himalia.errors import ConnectionFailed, HimaliaError
+from himalia.spark.connector.address import ServerAddress
 from himalia.tls import client_context, hint_for
 from himalia.token_proof import ANSWER_BYTES_MAX, Challenge, is_same_machine, is_web_token, not_proven
 
@@ -23,27 +19,10 @@ TIMEOUT_S = 60.0
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Address:
-    """A server's base URL without a slash at the end, and the token to send it.
+class ServerConnection:
+    """A connection to a server, opened by the first request and again after a failure. For one thread."""
 
-    Raises ``BadRequest`` for what no request could carry; the token is never shown.
-    """
-
-    url: str
-    token: str | None = field(default=None, repr=False)
-
-    def __post_init__(self) -> None:
-        if not _is_url(self.url):
-            raise BadRequest(f"{self.url!r} is not the URL of a server; it looks like http://127.0.0.1:8000")
-        if self.token and not (self.token.isascii() and self.token.isprintable()):
-            raise BadRequest("the token has a line break in it, or a letter that is not ASCII; copy it again")
-
-
-class Connection:
-    """Asks a server. Connects when it is first needed, and anew after a failure. Not for several threads."""
-
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: ServerAddress) -> None:
         self._address = address
         self._http: HTTPConnection | None = None
 
@@ -52,61 +31,35 @@ class Connection:
             self._http.close()
             self._http = None
 
-    def __enter__(self) -> Connection:
+    def __enter__(self) -> ServerConnection:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def ask(
+    def request(
         self,
         method: str,
         path: str,
-        read: Callable[[Any], T],
+        parse: Callable[[Any], T],
         query: Mapping[str, Any] | None = None,
         body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> T:
-        """What ``read`` makes of the server's answer, decoded.
+        """Send a request and return its JSON response, decoded by ``parse``.
 
-        Raises the server's own error, or ``ConnectionFailed``: also if the answer is not JSON, or ``read`` does not
-        find in it what it looks for.
+        Raises the server's own error, or ``ConnectionFailed``: also if the response is not JSON, or lacks what
+        ``parse`` looks up in it.
         """
         with self.open(method, path, query, body, headers) as response:
             try:
-                return read(json.loads(response.read()))
+                return parse(json.loads(response.read()))
             except (ValueError, LookupError, TypeError):
-                raise self.foreign(response.status) from None
+                raise self.unexpected_response(response.status) from None
 
-    def foreign(self, status: int) -> ConnectionFailed:
-        """The error for an answer that is not one of ours."""
-        return _foreign(self._address.url, status)
-
-    def _connect(self) -> HTTPConnection:
-        """A connection whose server has proven that it knows the token, where any program could have taken the port."""
-        http = _connect(self._address.url)
-        token = self._address.token
-        if token is None or isinstance(http, HTTPSConnection) or is_web_token(token):
-            return http
-        http.connect()
-        if not is_same_machine(http.sock.getsockname()[0], http.sock.getpeername()[0]):
-            return http
-        challenge = Challenge(token)
-        try:
-            http.request("GET", f"{urlsplit(self._address.url).path}{challenge.path}")
-            response = http.getresponse()
-            # Without a length the answer is none of ours, and reading it could last as long as the connection.
-            body = b"" if response.length is None else response.read(ANSWER_BYTES_MAX)
-            if response.status == 401:
-                raise _error(self._address.url, response.status, body)
-            if response.status != 200 or not challenge.is_met(_proof_in(body)):
-                raise ConnectionFailed(not_proven(self._address.url), url=self._address.url)
-        except BaseException:
-            http.close()
-            raise
-        # Never connect again by itself: what then answers would have proven nothing.
-        http.auto_open = 0
-        return http
+    def unexpected_response(self, status: int) -> ConnectionFailed:
+        """Make the error for a response that no Himalia server sends."""
+        return _unexpected_response(self._address.url, status)
 
     @contextmanager
     def open(
@@ -117,7 +70,7 @@ class Connection:
         body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Iterator[HTTPResponse]:
-        """An answer to be read inside the block. What is left unread costs the connection, nothing else."""
+        """Send a request and yield its response. Leaving the block before its end closes the connection."""
         url = self._address.url
         target = f"{urlsplit(url).path}{path}"
         if query:
@@ -129,32 +82,46 @@ class Connection:
             http.request(method, target, body, {**sent, **(headers or {})})
             response = http.getresponse()
             if response.status >= 300:
-                raise _error(url, response.status, response.read())
+                raise _error_in(url, response.status, response.read())
             yield response
         except (OSError, HTTPException) as error:
-            raise ConnectionFailed(_sentence(url, error), url=url) from error
+            raise ConnectionFailed(_describe(url, error), url=url) from error
         finally:
             if response is None or not response.isclosed():
                 self.close()
 
+    def _connect(self) -> HTTPConnection:
+        """Connect; on this machine, where any program can listen on a port, the server proves first that it has the
+        token, before the token is sent to it."""
+        http = _make_connection(self._address.url)
+        token = self._address.token
+        if token is None or isinstance(http, HTTPSConnection) or is_web_token(token):
+            return http
+        http.connect()
+        if not is_same_machine(http.sock.getsockname()[0], http.sock.getpeername()[0]):
+            return http
+        try:
+            self._require_proof(http, Challenge(token))
+        except BaseException:
+            http.close()
+            raise
+        # Do not reconnect implicitly: the next listener would not have proven anything.
+        http.auto_open = 0
+        return http
 
-def topic_path(topic: str, *rest: str) -> str:
-    return "/".join(("/topics", quote(topic, safe=""), *rest))
+    def _require_proof(self, http: HTTPConnection, challenge: Challenge) -> None:
+        url = self._address.url
+        http.request("GET", f"{urlsplit(url).path}{challenge.path}")
+        response = http.getresponse()
+        # A response without a length is not the server's, and reading it could block as long as the connection lasts.
+        body = b"" if response.length is None else response.read(ANSWER_BYTES_MAX)
+        if response.status == 401:
+            raise _error_in(url, response.status, body)
+        if response.status != 200 or not challenge.is_met(_proof_in(body)):
+            raise ConnectionFailed(not_proven(url), url=url)
 
 
-def _is_url(url: str) -> bool:
-    """Whether requests can be sent there: what is let through here would fail later, in words about something else."""
-    try:
-        parts = urlsplit(url)
-        # Both raise ValueError: a port that is none, and a host that DNS has no way to write.
-        host, _ = (parts.hostname or "").encode("idna"), parts.port
-    except ValueError:
-        return False
-    has_blanks = " " in url or not url.isprintable()
-    return parts.scheme in ("http", "https") and bool(host) and parts.path.isascii() and not has_blanks
-
-
-def _connect(url: str) -> HTTPConnection:
+def _make_connection(url: str) -> HTTPConnection:
     parts = urlsplit(url)
     host = parts.hostname or ""
     if parts.scheme == "https":
@@ -169,90 +136,25 @@ def _proof_in(body: bytes) -> object:
         return None
 
 
-def _error(url: str, status: int, body: bytes) -> HimaliaError:
-    """The exception for an answer that is not a success."""
+def _error_in(url: str, status: int, body: bytes) -> HimaliaError:
+    """Make the exception for a response that is not a success."""
     try:
-        told = json.loads(body)["error"]
-        code, message = str(told["code"]), str(told["message"])
+        error = json.loads(body)["error"]
+        code, message = str(error["code"]), str(error["message"])
     except (ValueError, KeyError, TypeError):
-        return _foreign(url, status)
+        return _unexpected_response(url, status)
     return HimaliaError.from_code(code, message, status=status)
 
 
-def _foreign(url: str, status: int) -> ConnectionFailed:
-    told = f"{url} answers {status} like no Himalia server does; check the URL"
-    return ConnectionFailed(told, url=url, status=status)
+def _unexpected_response(url: str, status: int) -> ConnectionFailed:
+    message = f"{url} answers {status} like no Himalia server does; check the URL"
+    return ConnectionFailed(message, url=url, status=status)
 
 
-def _sentence(url: str, error: Exception) -> str:
+def _describe(url: str, error: Exception) -> str:
     if isinstance(error, ConnectionRefusedError):
         return f"no server answers at {url}; start one with 'himalia serve', or check the URL"
     if isinstance(error, TimeoutError):
         return f"{url} does not answer in time"
     reason = " ".join(str(error).split()) or type(error).__name__
     return f"the connection to {url} failed: {reason}{hint_for(url, reason)}"
-
-
-PLAIN_URL = re.compile(r"https?://[^/?#@]+(/[^?#]*)?")
-
-
-def address_of(given: Mapping[str, str]) -> Address:
-    """The server that the options, the environment or this machine name. For the driver: executors are told."""
-    url = _said(given.get("url")) or _said(os.environ.get("HIMALIA_URL"))
-    token = _said(given.get("token"))
-    if url and PLAIN_URL.fullmatch(url):
-        # There is no token in such a URL, which would go before the environment's.
-        known = token or _said(os.environ.get("HIMALIA_TOKEN"))
-        if known:
-            return Address(url.rstrip("/"), known)
-    return _found(url, token)
-
-
-def _said(value: str | None) -> str | None:
-    """Without the line break that comes along from a file."""
-    return value.strip() or None if value is not None else None
-
-
-def _found(url: str | None, token: str | None) -> Address:
-    try:
-        # Imported here: it needs libraries that a cluster need not have.
-        from himalia.client.discovery import Finder
-    except ModuleNotFoundError as error:
-        raise BadRequest(
-            f"give the options url, such as http://10.0.0.1:8000, and token: without the module {error.name!r}, "
-            "as here, no server can be looked for"
-        ) from None
-    found = Finder(url, token).find()
-    return Address(found.url, found.token)
-
-
-def topic_states(connection: Connection) -> dict[str, TopicState]:
-    """Every topic that the token may see."""
-    return connection.ask("GET", "/topics", _states_in)
-
-
-def _states_in(told: Any) -> dict[str, TopicState]:
-    states = [
-        TopicState(str(each["name"]), str(each["epoch"]), int(each["first"]), int(each["end"]))
-        for each in told["topics"]
-    ]
-    return {state.name: state for state in states}
-
-
-def offsets_at(
-    connection: Connection, topics: Iterable[TopicState], moment: datetime | None
-) -> dict[str, int]:
-    """For each topic the first offset whose record is not older than a moment, its end if there is none."""
-    if moment is None:
-        return {}
-    return {state.name: _offset_at(connection, state, moment) for state in topics}
-
-
-def _offset_at(connection: Connection, state: TopicState, moment: datetime) -> int:
-    query = {"since": moment.astimezone(UTC).isoformat(), "limit": 1, "epoch": state.epoch}
-    found = connection.ask("GET", topic_path(state.name, "messages"), _offsets_in, query)
-    return found[0] if found else state.end
-
-
-def _offsets_in(told: Any) -> list[int]:
-    return [int(each["offset"]) for each in told["messages"]]

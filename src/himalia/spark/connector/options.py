@@ -1,4 +1,4 @@
-"""The options of the connector: their names, what they may be, and what is said of those that are not right."""
+"""The options of the data source: their names, their values, and the errors for wrong ones."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 from himalia.errors import BadRequest
 from himalia.topics import check_name, check_pattern
 
-ANYWHERE = ("url", "token", "retrySeconds")
+COMMON_OPTIONS = ("url", "token", "retrySeconds")
 """Options of every reader and writer."""
-READING = (
+READ_OPTIONS = (
     "subscribe",
     "subscribePattern",
     "startingOffsets",
@@ -26,62 +26,62 @@ READING = (
     "failOnDataLoss",
     "pushFilters",
 )
-WRITING = ("topic", "producer", "sequence", "valueFormat", "bytesPerPost")
-SPARKS_OWN = ("checkpointLocation", "queryName")
-"""Spark tells them to every sink."""
+WRITE_OPTIONS = ("topic", "producer", "sequence", "valueFormat", "bytesPerPost")
+SPARK_OPTIONS = ("checkpointLocation", "queryName")
+"""Spark passes these to every sink."""
 
 RECORDS_PER_PARTITION = 50_000
 RETRY_S = 60.0
 BYTES_PER_POST = 16 << 20
 BODIES_MAX = 1 << 20
-"""How many bodies a task may send to a topic: what the server is told is the write's number and the body's, in one."""
+"""The most bodies that a task may send to a topic: a sequence combines the number of the write and of the body."""
 SEQUENCE_MAX = (1 << 63) // BODIES_MAX - 1
 _EARLIEST, _LATEST = -2, -1
 
 
 @dataclass(frozen=True)
-class At:
-    """A place in a topic. Without an epoch: whichever the topic has."""
+class OffsetSpec:
+    """An offset as an option gives it: a number, earliest or latest. Without an epoch it holds in any epoch."""
 
     offset: int
     epoch: str | None = None
 
     @property
     def is_explicit(self) -> bool:
-        """Whether it is an offset, and not ``earliest`` or ``latest``."""
+        """Whether it is a number, not ``earliest`` or ``latest``."""
         return self.offset >= 0
 
 
-EARLIEST, LATEST = At(_EARLIEST), At(_LATEST)
+EARLIEST, LATEST = OffsetSpec(_EARLIEST), OffsetSpec(_LATEST)
 
 
 @dataclass(frozen=True)
-class Offsets:
-    """Where to begin or to end: by topic, and elsewhere as ``otherwise`` says."""
+class OffsetsByTopic:
+    """Where reading starts or ends: an offset for some topics, and ``default`` for all others."""
 
-    otherwise: At
-    by_topic: Mapping[str, At]
+    default: OffsetSpec
+    by_topic: Mapping[str, OffsetSpec]
 
-    def of(self, topic: str) -> At:
-        return self.by_topic.get(topic, self.otherwise)
+    def of(self, topic: str) -> OffsetSpec:
+        return self.by_topic.get(topic, self.default)
 
     @property
     def is_earliest(self) -> bool:
-        return not self.by_topic and self.otherwise == EARLIEST
+        return not self.by_topic and self.default == EARLIEST
 
     @property
     def is_latest(self) -> bool:
-        return not self.by_topic and self.otherwise == LATEST
+        return not self.by_topic and self.default == LATEST
 
 
 @dataclass(frozen=True)
 class ReadOptions:
     names: tuple[str, ...]
-    """Topics that were named; they have to exist."""
+    """Topics named by ``subscribe``; they have to exist."""
     patterns: tuple[str, ...]
-    starting: Offsets | None
-    """None: as usual for a batch (earliest) or a stream (latest)."""
-    ending: Offsets | None
+    starting: OffsetsByTopic | None
+    """None: the default, which is earliest for a batch and latest for a stream."""
+    ending: OffsetsByTopic | None
     since: datetime | None
     records_per_trigger: int | None
     partitions_min: int
@@ -94,20 +94,20 @@ class ReadOptions:
 @dataclass(frozen=True)
 class WriteOptions:
     topic: str | None
-    """None: the column ``topic`` says it."""
+    """None: the topic of a row is in the column ``topic``."""
     producer: str | None
     sequence: int | None
     is_json: bool
-    """Whether a value is JSON text already; otherwise it is a string that becomes JSON."""
+    """Whether a value is JSON text; otherwise it is a string, to be encoded as JSON."""
     bytes_per_post: int
     retry_s: float
 
 
 def read_options(given: Mapping[str, str]) -> ReadOptions:
-    """Raises ``BadRequest`` that names the option and what it may be."""
-    options = _Options(given, (*ANYWHERE, *READING), "reading")
-    names = tuple(check_name(name) for name in options.listed("subscribe"))
-    patterns = tuple(check_pattern(pattern) for pattern in options.listed("subscribePattern"))
+    """Parse the options of a read. Raises ``BadRequest`` with the option and its allowed values."""
+    options = _Options(given, (*COMMON_OPTIONS, *READ_OPTIONS), "reading")
+    names = tuple(check_name(name) for name in options.names("subscribe"))
+    patterns = tuple(check_pattern(pattern) for pattern in options.names("subscribePattern"))
     if not names and not patterns:
         raise BadRequest(
             "say which topics to read: option subscribe ('orders,payments') or subscribePattern ('kernels.>')"
@@ -119,19 +119,19 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
         patterns=patterns,
         starting=options.offsets("startingOffsets", EARLIEST),
         ending=options.offsets("endingOffsets", LATEST),
-        since=options.moment("startingTimestamp"),
+        since=options.time("startingTimestamp"),
         records_per_trigger=options.count("maxOffsetsPerTrigger"),
         partitions_min=options.count("minPartitions") or 1,
         records_per_partition=options.count("recordsPerPartition") or RECORDS_PER_PARTITION,
-        fails_on_data_loss=options.flag("failOnDataLoss", otherwise=True),
-        pushes_filters=options.flag("pushFilters", otherwise=False),
+        fails_on_data_loss=options.flag("failOnDataLoss", default=True),
+        pushes_filters=options.flag("pushFilters", default=False),
         retry_s=options.seconds("retrySeconds", RETRY_S),
     )
 
 
 def write_options(given: Mapping[str, str]) -> WriteOptions:
-    """Raises ``BadRequest`` that names the option and what it may be."""
-    options = _Options(given, (*ANYWHERE, *WRITING, *SPARKS_OWN), "writing")
+    """Parse the options of a write. Raises ``BadRequest`` with the option and its allowed values."""
+    options = _Options(given, (*COMMON_OPTIONS, *WRITE_OPTIONS, *SPARK_OPTIONS), "writing")
     topic = options.text("topic")
     form = options.text("valueFormat") or "json"
     if form not in ("json", "string"):
@@ -147,26 +147,26 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
 
 
 class _Options:
-    """What was given, by names that are known. Names are compared without their case, as Spark does."""
+    """Parses the values of known options. Names are case-insensitive, as in Spark."""
 
     def __init__(self, given: Mapping[str, str], known: tuple[str, ...], purpose: str) -> None:
         by_key = {name.lower(): name for name in known}
         for key in given:
             if key.lower() not in by_key:
-                raise BadRequest(_unknown(key, by_key, purpose))
+                raise BadRequest(_unknown_option(key, by_key, purpose))
         self._given = {by_key[key.lower()]: value for key, value in given.items()}
 
     def text(self, name: str) -> str | None:
         value = self._given.get(name)
         return value.strip() or None if value is not None else None
 
-    def listed(self, name: str) -> list[str]:
+    def names(self, name: str) -> list[str]:
         return [part.strip() for part in (self.text(name) or "").split(",") if part.strip()]
 
-    def flag(self, name: str, *, otherwise: bool) -> bool:
+    def flag(self, name: str, *, default: bool) -> bool:
         value = self.text(name)
         if value is None:
-            return otherwise
+            return default
         if value.lower() not in ("true", "false"):
             raise BadRequest(f"option {name} is true or false, not {value!r}")
         return value.lower() == "true"
@@ -175,24 +175,24 @@ class _Options:
         value = self.text(name)
         if value is None:
             return None
-        # Of any length a number is refused by Python itself, with a message about something else.
+        # Bounded in length: Python refuses to convert very long numbers, with an unrelated message.
         is_number = value.isascii() and value.isdigit() and len(value) < 19
         if not is_number or int(value) < least or (most is not None and int(value) > most):
             reach = "on" if most is None else f"to {most}"
             raise BadRequest(f"option {name} is a whole number from {least} {reach}, not {value!r}")
         return int(value)
 
-    def seconds(self, name: str, otherwise: float) -> float:
+    def seconds(self, name: str, default: float) -> float:
         value = self.text(name)
         try:
-            found = otherwise if value is None else float(value)
+            found = default if value is None else float(value)
         except ValueError:
             found = -1.0
         if not 0 <= found < float("inf"):
             raise BadRequest(f"option {name} is a number of seconds, not {value!r}")
         return found
 
-    def moment(self, name: str) -> datetime | None:
+    def time(self, name: str) -> datetime | None:
         value = self.text(name)
         if value is None:
             return None
@@ -207,18 +207,18 @@ class _Options:
             ) from None
         return found if found.tzinfo else found.replace(tzinfo=UTC)
 
-    def offsets(self, name: str, otherwise: At) -> Offsets | None:
+    def offsets(self, name: str, default: OffsetSpec) -> OffsetsByTopic | None:
         value = self.text(name)
         if value is None:
             return None
         words = {"earliest": EARLIEST, "latest": LATEST}
         if value.lower() in words:
-            return Offsets(words[value.lower()], {})
+            return OffsetsByTopic(words[value.lower()], {})
         try:
             by_topic = json.loads(value)
             if not isinstance(by_topic, dict):
                 raise ValueError
-            return Offsets(otherwise, {topic: _at(found) for topic, found in by_topic.items()})
+            return OffsetsByTopic(default, {topic: _parse_offset(value) for topic, value in by_topic.items()})
         except ValueError:
             shown = value if len(value) <= 60 else value[:57] + "..."
             raise BadRequest(
@@ -227,21 +227,21 @@ class _Options:
             ) from None
 
 
-def _at(found: Any) -> At:
-    """A place as JSON has it: ``23`` or ``{"offset": 23, "epoch": "..."}``."""
-    if isinstance(found, dict) and found.keys() <= {"offset", "epoch"}:
-        offset, epoch = found.get("offset"), found.get("epoch")
+def _parse_offset(value: Any) -> OffsetSpec:
+    """Parse an offset from JSON: ``23`` or ``{"offset": 23, "epoch": "..."}``."""
+    if isinstance(value, dict) and value.keys() <= {"offset", "epoch"}:
+        offset, epoch = value.get("offset"), value.get("epoch")
     else:
-        offset, epoch = found, None
+        offset, epoch = value, None
     if not isinstance(offset, int) or isinstance(offset, bool) or offset < _EARLIEST:
         raise ValueError
     if not isinstance(epoch, str | None):
         raise ValueError
-    # Wherever a topic begins or ends, it does so in the epoch that it has.
-    return At(offset, epoch if offset >= 0 else None)
+    # Earliest and latest hold in whichever epoch the topic has.
+    return OffsetSpec(offset, epoch if offset >= 0 else None)
 
 
-def _unknown(key: str, by_key: Mapping[str, str], purpose: str) -> str:
+def _unknown_option(key: str, by_key: Mapping[str, str], purpose: str) -> str:
     close = get_close_matches(key.lower(), by_key, n=1)
     hint = f"did you mean {by_key[close[0]]}?" if close else f"there are {', '.join(by_key.values())}"
     return f"{key!r} is not an option for {purpose} topics; {hint}"

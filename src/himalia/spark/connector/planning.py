@@ -1,4 +1,4 @@
-"""Plans a read: from options and pushed filters to ranges of offsets, grouped into partitions."""
+"""Plan a read: from options and pushed filters to ranges of offsets, grouped into partitions. Pure: no I/O."""
 
 from __future__ import annotations
 
@@ -20,108 +20,116 @@ from pyspark.sql.datasource import (
 )
 
 from himalia.errors import BadRequest
-from himalia.spark.connector.options import EARLIEST, LATEST, At, ReadOptions
+from himalia.spark.connector.options import EARLIEST, LATEST, OffsetSpec, ReadOptions
 from himalia.topics import matches
 
 
 @dataclass(frozen=True)
-class TopicState:
-    """A topic at one moment. Records kept are ``first`` to ``end - 1``."""
+class TopicExtent:
+    """Which records a topic held at one moment: offsets ``first`` to ``end - 1``, with ``bytes`` in total."""
 
     name: str
     epoch: str
     first: int
     end: int
+    bytes: int = 0
 
 
-def chosen(options: ReadOptions, states: Mapping[str, TopicState]) -> dict[str, TopicState]:
-    """The topics, of those that exist, which are named or match a pattern; by name."""
-    return {name: states[name] for name in sorted(states) if is_chosen(options, name)}
+def select_topics(options: ReadOptions, topics: Mapping[str, TopicExtent]) -> dict[str, TopicExtent]:
+    """Return the topics that the options name or match, sorted by name."""
+    return {name: topics[name] for name in sorted(topics) if is_selected(options, name)}
 
 
-def is_chosen(options: ReadOptions, name: str) -> bool:
+def is_selected(options: ReadOptions, name: str) -> bool:
     return name in options.names or any(matches(pattern, name) for pattern in options.patterns)
 
 
-def unknown(options: ReadOptions, states: Mapping[str, TopicState]) -> list[str]:
-    """Topics that the options name, to read or with an offset, and that do not exist.
+def missing_topics(options: ReadOptions, topics: Mapping[str, TopicExtent]) -> list[str]:
+    """Return the topics that the options name, to read or with an offset, and that do not exist.
 
-    Raises ``BadRequest`` for an offset of a topic that is not to be read at all: that is a slip.
+    Raises ``BadRequest`` for an offset of a topic that the options do not select.
     """
-    wanted = dict.fromkeys(options.names)
+    named = dict.fromkeys(options.names)
     for option, offsets in (("startingOffsets", options.starting), ("endingOffsets", options.ending)):
         for topic in offsets.by_topic if offsets else ():
-            if not is_chosen(options, topic):
+            if not is_selected(options, topic):
                 raise BadRequest(f"option {option} names topic {topic!r}, which is not among those to read")
-            wanted[topic] = None
-    return [name for name in wanted if name not in states]
+            named[topic] = None
+    return [name for name in named if name not in topics]
 
 
 def batch_ranges(
-    options: ReadOptions, topics: Iterable[TopicState], since: Mapping[str, int], losses: list[str]
-) -> list[Range]:
-    """What a batch reads. ``since``: the offsets at which topics reach ``startingTimestamp``, if one was given."""
+    options: ReadOptions, topics: Iterable[TopicExtent], since: Mapping[str, int], losses: list[str]
+) -> list[OffsetRange]:
+    """Return what a batch reads. ``since`` has the offsets of ``startingTimestamp``, by topic; empty without one."""
     ranges = []
-    for state in topics:
-        start = options.starting.of(state.name) if options.starting else EARLIEST
-        if state.name in since:
-            start = At(since[state.name])
-        stop = options.ending.of(state.name) if options.ending else LATEST
-        ranges.append(range_of(state, start, stop, losses))
+    for topic in topics:
+        start = options.starting.of(topic.name) if options.starting else EARLIEST
+        if topic.name in since:
+            start = OffsetSpec(since[topic.name])
+        stop = options.ending.of(topic.name) if options.ending else LATEST
+        ranges.append(resolve_range(topic, start, stop, losses))
     return ranges
 
 
-def range_of(state: TopicState, start: At, stop: At, losses: list[str]) -> Range:
-    """What there is of a topic between two places; nothing, at the place itself, from one that is beyond the end."""
-    if stop.epoch not in (None, state.epoch):
-        losses.append(f"{recreated(state, stop.epoch)}: what it held before offset {stop.offset} is gone")
-        return Range(state.name, state.epoch, state.first, state.first)
-    begin, until = _begin(state, start, losses), _placed(state, stop, losses)
+def resolve_range(topic: TopicExtent, start: OffsetSpec, stop: OffsetSpec, losses: list[str]) -> OffsetRange:
+    """Return the records between two offsets that the topic holds; an empty range at a ``start`` beyond its end.
+
+    Appends a sentence to ``losses`` for records that are gone.
+    """
+    if stop.epoch not in (None, topic.epoch):
+        losses.append(
+            f"{recreated_message(topic, stop.epoch)}: what it held before offset {stop.offset} is gone"
+        )
+        return OffsetRange(topic.name, topic.epoch, topic.first, topic.first)
+    begin, until = _resolve_start(topic, start, losses), _resolve(topic, stop, losses)
     if begin > until and start.is_explicit and stop.is_explicit:
         raise BadRequest(
-            f"topic {state.name!r} is to be read from offset {start.offset}, after offset {stop.offset} where it ends"
+            f"topic {topic.name!r} is to be read from offset {start.offset}, after offset {stop.offset} where it ends"
         )
-    end = min(until, state.end)
-    if begin < min(state.first, end):
-        losses.append(lost(state.name, begin, min(state.first, end)))
-    begin = max(begin, state.first)
-    return Range(state.name, state.epoch, begin, max(begin, end))
+    end = min(until, topic.end)
+    if begin < min(topic.first, end):
+        losses.append(lost_message(topic.name, begin, min(topic.first, end)))
+    begin = max(begin, topic.first)
+    return OffsetRange(topic.name, topic.epoch, begin, max(begin, end))
 
 
-def lost(topic: str, start: int, stop: int) -> str:
-    """The sentence for records that were there once."""
+def lost_message(topic: str, start: int, stop: int) -> str:
+    """Describe records that a topic held once."""
     if stop - start == 1:
         return f"topic {topic!r}: offset {start} is gone"
     return f"topic {topic!r}: offsets {start} to {stop - 1} are gone"
 
 
-def recreated(state: TopicState, epoch: str | None) -> str:
-    """The beginning of a sentence for a place in a topic of that name, but of an epoch that is no more."""
-    changed = f"its epoch is {state.epoch}, not {epoch}"
-    return f"topic {state.name!r} was deleted and created again, or restored ({changed})"
+def recreated_message(topic: TopicExtent, epoch: str | None) -> str:
+    """Describe an offset in an epoch that the topic no longer has; the caller completes the sentence."""
+    changed = f"its epoch is {topic.epoch}, not {epoch}"
+    return f"topic {topic.name!r} was deleted and created again, or restored ({changed})"
 
 
-def _begin(state: TopicState, at: At, losses: list[str]) -> int:
-    if at.epoch not in (None, state.epoch):
-        losses.append(f"{recreated(state, at.epoch)}: what it held from offset {at.offset} on is gone")
-        return state.first
-    return _placed(state, at, losses)
+def _resolve_start(topic: TopicExtent, start: OffsetSpec, losses: list[str]) -> int:
+    if start.epoch not in (None, topic.epoch):
+        losses.append(
+            f"{recreated_message(topic, start.epoch)}: what it held from offset {start.offset} on is gone"
+        )
+        return topic.first
+    return _resolve(topic, start, losses)
 
 
-def _placed(state: TopicState, at: At, losses: list[str]) -> int:
-    if not at.is_explicit:
-        return state.first if at == EARLIEST else state.end
-    if at.offset > state.end:
-        losses.append(f"topic {state.name!r} ends at offset {state.end}, before offset {at.offset}")
-    return at.offset
+def _resolve(topic: TopicExtent, offset: OffsetSpec, losses: list[str]) -> int:
+    if not offset.is_explicit:
+        return topic.first if offset == EARLIEST else topic.end
+    if offset.offset > topic.end:
+        losses.append(f"topic {topic.name!r} ends at offset {topic.end}, before offset {offset.offset}")
+    return offset.offset
 
 
 RANGE_COST = 250
-"""What asking for one more range costs, in records."""
+"""The cost of requesting one more range, in records."""
 
 
 @dataclass(frozen=True)
-class Range:
+class OffsetRange:
     """The records of a topic from ``start`` up to, but not including, ``stop``."""
 
     topic: str
@@ -133,25 +141,27 @@ class Range:
         return max(0, self.stop - self.start)
 
 
-def grouped(ranges: Iterable[Range], *, records_max: int, groups_min: int) -> list[list[Range]]:
-    """The ranges in groups for one task each: long ranges are cut, short ones put together.
+def partition_ranges(
+    ranges: Iterable[OffsetRange], *, records_max: int, groups_min: int
+) -> list[list[OffsetRange]]:
+    """Group the ranges, one group for each task: split long ranges, and combine short ones.
 
-    Groups have about as many records as each other, and at most ``records_max``; fewer where there are many ranges.
+    Groups have about as many records as each other, at most ``records_max``, and fewer where they have many ranges.
     There are at least ``groups_min`` groups if there are that many records.
     """
-    wanted = [each for each in ranges if len(each)]
-    total = sum(len(each) for each in wanted)
+    nonempty = [each for each in ranges if len(each)]
+    total = sum(len(each) for each in nonempty)
     count = max(min(groups_min, total), -(-total // records_max))
-    groups: list[list[Range]] = []
+    groups: list[list[OffsetRange]] = []
     room = 0
-    for each in wanted:
+    for each in nonempty:
         start = each.start
         while start < each.stop:
             if not room or len(groups[-1]) * RANGE_COST >= records_max:
                 room = total * (len(groups) + 1) // count - total * len(groups) // count
                 groups.append([])
             stop = min(each.stop, start + room)
-            groups[-1].append(Range(each.topic, each.epoch, start, stop))
+            groups[-1].append(OffsetRange(each.topic, each.epoch, start, stop))
             room -= stop - start
             start = stop
     return groups
@@ -161,8 +171,8 @@ TICK = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True)
-class Narrowed:
-    """What the filters leave: each bound is inclusive below and exclusive above; None is no bound."""
+class PushedBounds:
+    """The rows that pushed filters leave. Lower bounds are inclusive, upper ones exclusive; None is no bound."""
 
     topics: frozenset[str] | None = None
     topic_prefix: str = ""
@@ -175,39 +185,41 @@ class Narrowed:
         return (self.topics is None or name in self.topics) and name.startswith(self.topic_prefix)
 
 
-def narrowed(filters: Sequence[Filter]) -> Narrowed:
-    """What is left when all of the filters hold. Those that do not help are passed over."""
-    found = Narrowed()
+def extract_bounds(filters: Sequence[Filter]) -> PushedBounds:
+    """Return bounds that hold where all filters hold; filters that give no bound are ignored."""
+    bounds = PushedBounds()
     for each in filters:
         column = getattr(each, "attribute", ())
         if column == ("topic",):
-            found = _by_topic(found, each)
+            bounds = _with_topic_filter(bounds, each)
         elif column == ("offset",):
-            low, stop = _bounds(each, int, 1)
-            found = replace(
-                found, offset_min=_higher(found.offset_min, low), offset_stop=_lower(found.offset_stop, stop)
+            low, stop = _bounds_of(each, int, 1)
+            bounds = replace(
+                bounds,
+                offset_min=_highest(bounds.offset_min, low),
+                offset_stop=_lowest(bounds.offset_stop, stop),
             )
         elif column == ("timestamp",):
-            low, stop = _bounds(each, datetime, TICK)
-            found = replace(found, since=_higher(found.since, low), until=_lower(found.until, stop))
-    return found
+            low, stop = _bounds_of(each, datetime, TICK)
+            bounds = replace(bounds, since=_highest(bounds.since, low), until=_lowest(bounds.until, stop))
+    return bounds
 
 
-def _by_topic(found: Narrowed, each: Filter) -> Narrowed:
+def _with_topic_filter(bounds: PushedBounds, each: Filter) -> PushedBounds:
     match each:
         case EqualTo(value=str(name)) | EqualNullSafe(value=str(name)):
             names = frozenset([name])
         case In(value=listed):
             names = frozenset(name for name in listed if isinstance(name, str))
-        case StringStartsWith(value=prefix) if prefix.startswith(found.topic_prefix):
-            return replace(found, topic_prefix=prefix)
+        case StringStartsWith(value=prefix) if prefix.startswith(bounds.topic_prefix):
+            return replace(bounds, topic_prefix=prefix)
         case _:
-            return found
-    return replace(found, topics=names if found.topics is None else found.topics & names)
+            return bounds
+    return replace(bounds, topics=names if bounds.topics is None else bounds.topics & names)
 
 
-def _bounds(each: Filter, kind: type, tick: Any) -> tuple[Any, Any]:
-    """The lowest value that a filter on one column lets through, and the first above all of them."""
+def _bounds_of(each: Filter, kind: type, tick: Any) -> tuple[Any, Any]:
+    """Return the lowest value that passes a filter on one column, and the first value above all that pass."""
     match each:
         case EqualTo(value=value) | EqualNullSafe(value=value) if isinstance(value, kind):
             return value, value + tick
@@ -226,9 +238,9 @@ def _bounds(each: Filter, kind: type, tick: Any) -> tuple[Any, Any]:
             return None, None
 
 
-def _higher(one: Any, other: Any) -> Any:
+def _highest(one: Any, other: Any) -> Any:
     return max((bound for bound in (one, other) if bound is not None), default=None)
 
 
-def _lower(one: Any, other: Any) -> Any:
+def _lowest(one: Any, other: Any) -> Any:
     return min((bound for bound in (one, other) if bound is not None), default=None)

@@ -1,4 +1,4 @@
-"""Batch reads: ranges of a topic, fetched as Arrow on executors."""
+"""Batch reads: executors fetch ranges of topics as Arrow record batches."""
 
 from __future__ import annotations
 
@@ -12,26 +12,28 @@ from pyspark.sql.types import StructType
 
 from himalia.errors import BadRequest, EpochChanged, TopicNotFound
 from himalia.retry import TRANSIENT_ERRORS, RetryTimer
-from himalia.spark.connector.errors import LossRule, in_one_sentence, tell_losses
-from himalia.spark.connector.http import Address, Connection, address_of, offsets_at, topic_path, topic_states
+from himalia.spark.connector.address import ServerAddress, resolve_address
+from himalia.spark.connector.errors import LossHandler, hide_traceback, report_losses
+from himalia.spark.connector.http import ServerConnection
 from himalia.spark.connector.options import ReadOptions, read_options
 from himalia.spark.connector.planning import (
-    Narrowed,
-    Range,
-    TopicState,
+    OffsetRange,
+    PushedBounds,
+    TopicExtent,
     batch_ranges,
-    chosen,
-    grouped,
-    narrowed,
-    unknown,
+    extract_bounds,
+    missing_topics,
+    partition_ranges,
+    select_topics,
 )
+from himalia.spark.connector.topics import list_topics, offsets_at, topic_path
 
 READ_SCHEMA = (
     "topic string, offset bigint, timestamp timestamp, id string, headers map<string,string>, value string"
 )
 """Named as in Spark's Kafka source; ``value`` is the payload's JSON text."""
 
-# Spark compares the first batch of a task with this to the letter.
+# Spark requires the first batch of a task to have exactly this schema.
 ARROW_SCHEMA = pa.schema(
     [
         ("topic", pa.string()),
@@ -42,128 +44,128 @@ ARROW_SCHEMA = pa.schema(
         ("value", pa.string()),
     ]
 )
+ARROW_MEDIA_TYPE = "application/vnd.apache.arrow.stream"
 
-
-def as_columns(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """A batch as the server sends it, under the names that Spark expects; nothing is copied."""
-    return pa.RecordBatch.from_arrays(batch.columns, schema=ARROW_SCHEMA)
+PUSHDOWN_MODULE = "pyspark.sql.worker.data_source_pushdown_filters"
+"""Spark's planner imports this module where it pushes filters down, which the session has to allow."""
 
 
 def check_schema(schema: StructType) -> None:
-    """Raises ``BadRequest`` for a schema that somebody gave and that is not the one there is."""
+    """Raise ``BadRequest`` if the user gave a schema other than that of the data source."""
     if schema.simpleString() != f"struct<{READ_SCHEMA.replace(', ', ',').replace(' ', ':')}>":
         raise BadRequest(f"topics are read as {READ_SCHEMA}; leave out schema(), and select what you need")
 
 
-ARROW = "application/vnd.apache.arrow.stream"
-
-
-def fetched(
-    connection: Connection, wanted: Range, retry_s: float, on_loss: Callable[[str, int, int], None]
+def fetch(
+    connection: ServerConnection,
+    requested: OffsetRange,
+    retry_s: float,
+    on_loss: Callable[[str, int, int], None],
 ) -> Iterator[pa.RecordBatch]:
-    """The records of a range, each once and in order.
+    """Yield the records of a range, each once and in order.
 
-    A connection that breaks is made again, and reading goes on after the last record that came. ``on_loss(topic,
-    start, stop)`` is told of records that are gone; if it returns, reading goes on with what is there.
+    Reconnects after a transient error and resumes after the last record that was yielded. ``on_loss(topic, start,
+    stop)`` is called for records that are gone; unless it raises, reading continues with those that are left.
     """
-    at = wanted.start
+    offset = requested.start
     timer = RetryTimer(retry_s)
-    while at < wanted.stop:
-        rest = Range(wanted.topic, wanted.epoch, at, wanted.stop)
-        came = False
+    while offset < requested.stop:
+        remaining = OffsetRange(requested.topic, requested.epoch, offset, requested.stop)
+        is_empty = True
         try:
-            for batch in _asked(connection, rest):
-                came = True
+            for batch in _request(connection, remaining):
+                is_empty = False
                 first = batch.column(1)[0].as_py()
-                if first > at:
-                    on_loss(wanted.topic, at, min(first, wanted.stop))
-                if first >= wanted.stop:
+                if first > offset:
+                    on_loss(requested.topic, offset, min(first, requested.stop))
+                if first >= requested.stop:
                     return
-                # What was asked for by count can reach further than the range, if its beginning is gone.
-                batch = batch.slice(0, wanted.stop - first)
-                yield as_columns(batch)
-                # Only now: what took long may have been whoever got the batch.
+                # The request has a count: if its first records are gone, the response reaches beyond the range.
+                batch = batch.slice(0, requested.stop - first)
+                yield _with_spark_names(batch)
+                # Reset here, not before the yield: the consumer of a batch may take long.
                 timer.reset()
-                at = first + batch.num_rows
+                offset = first + batch.num_rows
         except (TopicNotFound, EpochChanged):
-            on_loss(wanted.topic, at, wanted.stop)
+            on_loss(requested.topic, offset, requested.stop)
             return
         except TRANSIENT_ERRORS as error:
             timer.wait(error)
         else:
-            if not came:
-                on_loss(wanted.topic, at, wanted.stop)
+            if is_empty:
+                on_loss(requested.topic, offset, requested.stop)
                 return
 
 
-def _asked(connection: Connection, wanted: Range) -> Iterator[pa.RecordBatch]:
-    query = {"from": wanted.start, "limit": len(wanted), "epoch": wanted.epoch}
-    path = topic_path(wanted.topic, "messages")
-    with connection.open("GET", path, query, headers={"Accept": ARROW}) as response:
+def _request(connection: ServerConnection, requested: OffsetRange) -> Iterator[pa.RecordBatch]:
+    query = {"from": requested.start, "limit": len(requested), "epoch": requested.epoch}
+    path = topic_path(requested.topic, "messages")
+    with connection.open("GET", path, query, headers={"Accept": ARROW_MEDIA_TYPE}) as response:
         try:
             with pa.ipc.open_stream(response) as stream:
                 for batch in stream:
                     if batch.num_rows:
                         yield batch
         except pa.ArrowInvalid:
-            raise connection.foreign(response.status) from None
-        # The end of the body, so that the connection can be used again.
+            raise connection.unexpected_response(response.status) from None
+        # Reading to the end of the body lets the connection be used for the next request.
         response.read()
 
 
-PUSHING = "pyspark.sql.worker.data_source_pushdown_filters"
-"""The module of Spark's planner that hands filters down. It runs only where the session allows that."""
+def _with_spark_names(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Rename the server's columns to those that Spark expects, without copying."""
+    return pa.RecordBatch.from_arrays(batch.columns, schema=ARROW_SCHEMA)
 
 
 @dataclass(repr=False)
 class RangesPartition(InputPartition):
-    """What one task reads, and where from."""
+    """What one task reads, and from which server."""
 
-    address: Address
-    ranges: Sequence[Range]
+    address: ServerAddress
+    ranges: Sequence[OffsetRange]
 
 
 class BatchReader(DataSourceReader):
-    """Reads topics from one place to another. The ends are those of the moment at which the query is planned.
+    """Reads topics between two offsets. ``latest`` is where they end when the query is planned.
 
-    Made and asked for its partitions on the driver, then pickled; ``read`` runs on executors.
+    Spark creates it and calls ``partitions`` on the driver, then pickles it; ``read`` runs on executors.
     """
 
     def __init__(self, given: Mapping[str, str]) -> None:
         self._given = dict(given)
-        self._options = checked_for_batch(read_options(given))
-        self._narrowed = Narrowed()
+        self._options = check_batch_options(read_options(given))
+        self._bounds = PushedBounds()
 
-    @in_one_sentence()
+    @hide_traceback()
     def partitions(self) -> list[InputPartition]:
-        address = address_of(self._given)
-        with Connection(address) as connection:
-            ranges = self._ranges(connection)
-        return partitions_of(address, ranges, self._options) or [RangesPartition(address, [])]
+        address = resolve_address(self._given)
+        with ServerConnection(address) as connection:
+            ranges = self._plan(connection)
+        return make_partitions(address, ranges, self._options) or [RangesPartition(address, [])]
 
-    def _ranges(self, connection: Connection) -> list[Range]:
+    def _plan(self, connection: ServerConnection) -> list[OffsetRange]:
         options, losses = self._options, list[str]()
-        states = topic_states(connection)
-        for name in unknown(options, states):
+        existing = list_topics(connection)
+        for name in missing_topics(options, existing):
             if options.fails_on_data_loss:
                 raise TopicNotFound(name)
             losses.append(f"topic {name!r} does not exist")
-        found = chosen(options, states).values()
-        topics = [state for state in found if self._narrowed.has_topic(state.name)]
+        selected = select_topics(options, existing).values()
+        topics = [topic for topic in selected if self._bounds.has_topic(topic.name)]
         since = offsets_at(connection, topics, options.since)
         ranges = batch_ranges(options, topics, since, losses)
-        tell_losses(losses, fails=options.fails_on_data_loss)
-        return self._cut(connection, topics, ranges)
+        report_losses(losses, fails=options.fails_on_data_loss)
+        return self._apply_bounds(connection, topics, ranges)
 
-    def _cut(
-        self, connection: Connection, topics: Sequence[TopicState], ranges: Sequence[Range]
-    ) -> list[Range]:
-        """The ranges without what the query's own filters leave out."""
-        low, high = self._narrowed.offset_min or 0, self._narrowed.offset_stop
-        since = offsets_at(connection, topics, self._narrowed.since)
-        until = offsets_at(connection, topics, self._narrowed.until)
+    def _apply_bounds(
+        self, connection: ServerConnection, topics: Sequence[TopicExtent], ranges: Sequence[OffsetRange]
+    ) -> list[OffsetRange]:
+        """Restrict the ranges to what the pushed filters leave."""
+        low, high = self._bounds.offset_min or 0, self._bounds.offset_stop
+        since = offsets_at(connection, topics, self._bounds.since)
+        until = offsets_at(connection, topics, self._bounds.until)
         return [
-            Range(
+            OffsetRange(
                 each.topic,
                 each.epoch,
                 max(each.start, low, since.get(each.topic, 0)),
@@ -177,26 +179,26 @@ class BatchReader(DataSourceReader):
         return read_partition(partition, self._options)
 
 
-class NarrowingReader(BatchReader):
-    """A reader that is told the query's filters. Spark refuses it where the session does not allow that.
+class PushdownReader(BatchReader):
+    """A reader to which Spark pushes the filters of the query. Spark rejects it unless the session allows that.
 
-    Only for those who ask for it: what one query narrows, Spark 4.3 keeps for every later use of the same DataFrame
-    (``PythonScanBuilder.pushFilters`` sets it on the table), which then lacks rows.
+    Only on request (option ``pushFilters``): Spark 4.3 keeps the filters of one query for every later use of the same
+    DataFrame (``PythonScanBuilder.pushFilters`` sets them on the table), which then lacks rows.
     """
 
-    @in_one_sentence()
+    @hide_traceback()
     def pushFilters(self, filters: list[Filter]) -> list[Filter]:
-        self._narrowed = narrowed(filters)
-        # Spark applies all of them again, so that what was narrowed need not be exact.
+        self._bounds = extract_bounds(filters)
+        # All filters are returned, so Spark applies them again: the bounds need not be exact.
         return filters
 
 
 def batch_reader(given: Mapping[str, str]) -> BatchReader:
-    narrows = PUSHING in sys.modules and read_options(given).pushes_filters
-    return NarrowingReader(given) if narrows else BatchReader(given)
+    is_pushdown = PUSHDOWN_MODULE in sys.modules and read_options(given).pushes_filters
+    return PushdownReader(given) if is_pushdown else BatchReader(given)
 
 
-def checked_for_batch(options: ReadOptions) -> ReadOptions:
+def check_batch_options(options: ReadOptions) -> ReadOptions:
     if options.starting is not None and options.starting.is_latest:
         raise BadRequest(
             "a batch cannot start at latest, where it ends; use earliest or offsets, or a stream"
@@ -206,14 +208,18 @@ def checked_for_batch(options: ReadOptions) -> ReadOptions:
     return options
 
 
-def partitions_of(address: Address, ranges: Sequence[Range], options: ReadOptions) -> list[InputPartition]:
-    groups = grouped(ranges, records_max=options.records_per_partition, groups_min=options.partitions_min)
+def make_partitions(
+    address: ServerAddress, ranges: Sequence[OffsetRange], options: ReadOptions
+) -> list[InputPartition]:
+    groups = partition_ranges(
+        ranges, records_max=options.records_per_partition, groups_min=options.partitions_min
+    )
     return [RangesPartition(address, group) for group in groups]
 
 
 def read_partition(partition: RangesPartition, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-    """All records of a partition, over one connection."""
-    rule = LossRule(fails=options.fails_on_data_loss)
-    with in_one_sentence(), Connection(partition.address) as connection:
-        for wanted in partition.ranges:
-            yield from fetched(connection, wanted, options.retry_s, rule)
+    """Yield all records of a partition, over one connection."""
+    on_loss = LossHandler(fails=options.fails_on_data_loss)
+    with hide_traceback(), ServerConnection(partition.address) as connection:
+        for requested in partition.ranges:
+            yield from fetch(connection, requested, options.retry_s, on_loss)

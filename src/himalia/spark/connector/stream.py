@@ -1,4 +1,4 @@
-"""Streaming reads. Spark's checkpoint holds the positions; nothing is kept here that would matter if it were lost."""
+"""Streaming reads. All positions are in Spark's checkpoint; the state kept here may be lost at any time."""
 
 from __future__ import annotations
 
@@ -17,110 +17,114 @@ from pyspark.sql.streaming.datasource import (
 from himalia.errors import BadRequest, TopicNotFound
 from himalia.retry import retry
 from himalia.spark.connector import stream_offsets
-from himalia.spark.connector.errors import in_one_sentence, tell_losses
-from himalia.spark.connector.http import Connection, address_of, offsets_at, topic_states
+from himalia.spark.connector.address import resolve_address
+from himalia.spark.connector.errors import hide_traceback, report_losses
+from himalia.spark.connector.http import ServerConnection
 from himalia.spark.connector.options import ReadOptions, read_options
-from himalia.spark.connector.planning import TopicState, chosen, unknown
-from himalia.spark.connector.read import RangesPartition, partitions_of, read_partition
+from himalia.spark.connector.planning import TopicExtent, missing_topics, select_topics
+from himalia.spark.connector.read import RangesPartition, make_partitions, read_partition
+from himalia.spark.connector.stream_offsets import StreamPositions
+from himalia.spark.connector.topics import list_topics, offsets_at
 
 T = TypeVar("T")
 Offset = dict[str, Any]
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Follows topics, also those that appear later if they match a pattern.
+    """Reads new records of topics, including topics that are created later and match a pattern.
 
-    Spark keeps one of these on the driver for as long as a query runs, in a process of its own, and calls one
-    method at a time. Other copies, which only ever ``read``, are on executors.
+    Spark keeps one reader on the driver for as long as a query runs, in a process of its own, and calls one method at a
+    time. Copies on executors only ever ``read``.
     """
 
     def __init__(self, given: Mapping[str, str]) -> None:
         self._given = dict(given)
-        self._options = checked_for_stream(read_options(given))
-        # A server that never answered is a wrong URL; one that did, and does not now, is being restarted.
+        self._options = check_stream_options(read_options(given))
+        # Before the first response a failure means a wrong URL; after it, a server that restarts.
         self._has_answered = False
-        self._until: dict[str, TopicState] | None = None
+        # Where the topics ended when a query with the trigger availableNow started.
+        self._bounds: dict[str, TopicExtent] | None = None
         self._latest: Offset | None = None
-        self._told: list[str] = []
+        self._reported_losses: list[str] = []
 
-    @in_one_sentence()
+    @hide_traceback()
     def initialOffset(self) -> Offset:
-        def ask(connection: Connection) -> stream_offsets.Positions:
+        def resolve(connection: ServerConnection) -> StreamPositions:
             options, losses = self._options, list[str]()
-            states = topic_states(connection)
-            for name in unknown(options, states):
+            existing = list_topics(connection)
+            for name in missing_topics(options, existing):
                 raise TopicNotFound(name)
-            topics = chosen(options, states)
+            topics = select_topics(options, existing)
             since = offsets_at(connection, topics.values(), options.since)
-            begin = stream_offsets.beginning(options, topics, since, losses)
-            tell_losses(losses, fails=options.fails_on_data_loss)
-            return begin
+            positions = stream_offsets.initial_positions(options, topics, since, losses)
+            report_losses(losses, fails=options.fails_on_data_loss)
+            return positions
 
-        return stream_offsets.encoded(self._asked(ask))
+        return stream_offsets.encode(self._call_server(resolve))
 
-    @in_one_sentence()
+    @hide_traceback()
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
-        states, positions = self._asked(topic_states), stream_offsets.decoded(start)
-        topics = chosen(self._options, states)
-        losses = [*self._missing(states, positions), *stream_offsets.left(positions, topics, states)]
-        ranges = stream_offsets.unread(positions, topics, losses, self._until)
-        self._tell(losses)
-        self._latest = stream_offsets.encoded(stream_offsets.after(positions, ranges, topics))
+        existing, positions = self._call_server(list_topics), stream_offsets.decode(start)
+        topics = select_topics(self._options, existing)
+        losses = [
+            *self._missing(existing, positions),
+            *stream_offsets.departed_topics(positions, topics, existing),
+        ]
+        ranges = stream_offsets.new_ranges(positions, topics, losses, self._bounds)
+        self._report_new_losses(losses)
+        self._latest = stream_offsets.encode(stream_offsets.advance(positions, ranges, topics))
         if isinstance(limit, ReadMaxRows):
-            ranges = stream_offsets.limited(ranges, limit.max_rows)
-        return stream_offsets.encoded(stream_offsets.after(positions, ranges, topics))
+            ranges = stream_offsets.limit_ranges(ranges, limit.max_rows)
+        return stream_offsets.encode(stream_offsets.advance(positions, ranges, topics))
 
     def getDefaultReadLimit(self) -> ReadLimit:
         records = self._options.records_per_trigger
         return ReadAllAvailable() if records is None else ReadMaxRows(records)
 
     def reportLatestOffset(self) -> Offset | None:
-        """How far the topics reach, limit or not; Spark shows it beside how far the query has come."""
+        """Return where the topics end, regardless of the limit; Spark reports it as the query's backlog."""
         return self._latest
 
-    @in_one_sentence()
+    @hide_traceback()
     def prepareForTriggerAvailableNow(self) -> None:
-        self._until = self._topics()
+        self._bounds = select_topics(self._options, self._call_server(list_topics))
 
-    @in_one_sentence()
+    @hide_traceback()
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
-        begin, stop = stream_offsets.decoded(start), stream_offsets.decoded(end)
-        return partitions_of(address_of(self._given), stream_offsets.between(begin, stop), self._options)
+        begin, stop = stream_offsets.decode(start), stream_offsets.decode(end)
+        ranges = stream_offsets.ranges_between(begin, stop)
+        return make_partitions(resolve_address(self._given), ranges, self._options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, RangesPartition)
         return read_partition(partition, self._options)
 
-    def _missing(self, states: Mapping[str, TopicState], positions: stream_offsets.Positions) -> list[str]:
-        """Topics that are named and were never there: a query that goes on may have other names than before."""
-        missing = [name for name in self._options.names if name not in states and name not in positions]
+    def _missing(self, existing: Mapping[str, TopicExtent], positions: StreamPositions) -> list[str]:
+        """Describe named topics that never existed: a query may be resumed with other names than before."""
+        missing = [name for name in self._options.names if name not in existing and name not in positions]
         if missing and self._options.fails_on_data_loss:
             raise TopicNotFound(missing[0])
         return [f"topic {name!r} does not exist" for name in missing]
 
-    def _tell(self, losses: list[str]) -> None:
-        """What was not told at the trigger before: of a topic that is lost and empty, the same is true at each."""
-        tell_losses(
-            [loss for loss in losses if loss not in self._told], fails=self._options.fails_on_data_loss
-        )
-        self._told = losses
+    def _report_new_losses(self, losses: list[str]) -> None:
+        """Report losses, except those of the previous trigger: a topic that is gone is a loss at each one."""
+        new = [loss for loss in losses if loss not in self._reported_losses]
+        report_losses(new, fails=self._options.fails_on_data_loss)
+        self._reported_losses = losses
 
-    def _topics(self) -> dict[str, TopicState]:
-        return chosen(self._options, self._asked(topic_states))
-
-    def _asked(self, ask: Callable[[Connection], T]) -> T:
-        """What a server answers, which may have moved: where it is, is looked up each time."""
+    def _call_server(self, work: Callable[[ServerConnection], T]) -> T:
+        """Run ``work`` on a new connection, with retries. The address is resolved each time: the server may move."""
 
         def attempt() -> T:
-            with Connection(address_of(self._given)) as connection:
-                return ask(connection)
+            with ServerConnection(resolve_address(self._given)) as connection:
+                return work(connection)
 
-        answer = retry(attempt, self._options.retry_s if self._has_answered else 0.0)
+        result = retry(attempt, self._options.retry_s if self._has_answered else 0.0)
         self._has_answered = True
-        return answer
+        return result
 
 
-def checked_for_stream(options: ReadOptions) -> ReadOptions:
+def check_stream_options(options: ReadOptions) -> ReadOptions:
     if options.ending is not None:
         raise BadRequest("a stream has no endingOffsets; use a batch read, or trigger(availableNow=True)")
     return options

@@ -1,7 +1,7 @@
-"""How far a stream has come and how far it goes next. Pure: no I/O.
+"""The positions of a stream, and which offsets its next micro-batch reads. Pure: no I/O.
 
-Positions are what Spark's checkpoint holds: ``{"orders": {"offset": 23, "epoch": "..."}}``, and a ``"begin"``
-where no position came before.
+Spark's checkpoint holds the positions as JSON, ``{"orders": {"offset": 23, "epoch": "..."}}``, with a ``"begin"`` where
+the checkpoint before had no position of the topic.
 """
 
 from __future__ import annotations
@@ -10,134 +10,148 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from himalia.spark.connector.options import LATEST, At, ReadOptions
-from himalia.spark.connector.planning import Range, TopicState, lost, range_of, recreated
+from himalia.spark.connector.options import LATEST, OffsetSpec, ReadOptions
+from himalia.spark.connector.planning import (
+    OffsetRange,
+    TopicExtent,
+    lost_message,
+    recreated_message,
+    resolve_range,
+)
 
 
 @dataclass(frozen=True)
-class Position:
-    """How far a topic was read."""
+class StreamPosition:
+    """The next offset of a topic to read."""
 
     offset: int
     epoch: str
     begin: int | None = None
-    """Where reading it began, if the position before says nothing of it: a batch that is run again begins there too."""
+    """The first offset that was read, if the position before has none: a micro-batch that is repeated starts there."""
 
 
-Positions = dict[str, Position]
+StreamPositions = dict[str, StreamPosition]
 
 
-def decoded(checkpoint: Mapping[str, Any]) -> Positions:
+def decode(checkpoint: Mapping[str, Any]) -> StreamPositions:
     return {
-        topic: Position(place["offset"], place["epoch"], place.get("begin"))
-        for topic, place in checkpoint.items()
+        topic: StreamPosition(position["offset"], position["epoch"], position.get("begin"))
+        for topic, position in checkpoint.items()
     }
 
 
-def encoded(positions: Positions) -> dict[str, Any]:
-    """In the order of names: Spark compares checkpoints as text."""
-    return {topic: _encoded(positions[topic]) for topic in sorted(positions)}
+def encode(positions: StreamPositions) -> dict[str, Any]:
+    """Encode positions, sorted by topic: Spark compares checkpoints as text."""
+    return {topic: _encode_position(positions[topic]) for topic in sorted(positions)}
 
 
-def _encoded(at: Position) -> dict[str, Any]:
-    place: dict[str, Any] = {"offset": at.offset, "epoch": at.epoch}
-    return place if at.begin is None else {**place, "begin": at.begin}
+def _encode_position(position: StreamPosition) -> dict[str, Any]:
+    encoded: dict[str, Any] = {"offset": position.offset, "epoch": position.epoch}
+    return encoded if position.begin is None else {**encoded, "begin": position.begin}
 
 
-def beginning(
-    options: ReadOptions, topics: Mapping[str, TopicState], since: Mapping[str, int], losses: list[str]
-) -> Positions:
-    """Where a new stream begins: at the end of each topic unless the options say otherwise."""
-    found = {}
-    for name, state in topics.items():
-        at = options.starting.of(name) if options.starting else LATEST
+def initial_positions(
+    options: ReadOptions, topics: Mapping[str, TopicExtent], since: Mapping[str, int], losses: list[str]
+) -> StreamPositions:
+    """Return where a new stream starts: at the end of each topic unless the options say otherwise."""
+    positions = {}
+    for name, topic in topics.items():
+        start = options.starting.of(name) if options.starting else LATEST
         if name in since:
-            at = At(since[name])
-        found[name] = Position(range_of(state, at, LATEST, losses).start, state.epoch)
-    return found
+            start = OffsetSpec(since[name])
+        positions[name] = StreamPosition(resolve_range(topic, start, LATEST, losses).start, topic.epoch)
+    return positions
 
 
-def unread(
-    positions: Positions,
-    topics: Mapping[str, TopicState],
+def new_ranges(
+    positions: StreamPositions,
+    topics: Mapping[str, TopicExtent],
     losses: list[str],
-    until: Mapping[str, TopicState] | None,
-) -> list[Range]:
-    """What there is beyond ``positions``, of topics that came meanwhile from their first record on.
+    bounds: Mapping[str, TopicExtent] | None,
+) -> list[OffsetRange]:
+    """Return the records beyond ``positions``; a topic without a position is new, and starts at its first record.
 
-    A topic that was created again is a loss. ``until``: how far to go at most, for a stream that ends there.
+    A topic that was created again counts as a loss. ``bounds``: where the topics ended when the query started, for a
+    query that reads only what was available then.
     """
     ranges = []
-    for name, state in sorted(topics.items()):
-        begin = _begin(positions.get(name), state, losses)
-        end = state.end if until is None else _end(until.get(name), state)
-        ranges.append(Range(name, state.epoch, begin, max(begin, end)))
+    for name, topic in sorted(topics.items()):
+        begin = _begin(positions.get(name), topic, losses)
+        end = topic.end if bounds is None else _bounded_end(bounds.get(name), topic)
+        ranges.append(OffsetRange(name, topic.epoch, begin, max(begin, end)))
     return ranges
 
 
-def left(positions: Positions, topics: Collection[str], existing: Collection[str]) -> list[str]:
-    """A sentence for each topic that was read so far and is no longer, because it is gone or not asked for."""
-    told = []
-    for name, at in positions.items():
+def departed_topics(
+    positions: StreamPositions, topics: Collection[str], existing: Collection[str]
+) -> list[str]:
+    """Describe each topic that has a position and is not read any more: it was deleted, or is not selected."""
+    losses = []
+    for name, position in positions.items():
         if name not in existing:
-            told.append(f"topic {name!r} was deleted: what it held from offset {at.offset} on is gone")
-        elif name not in topics:
-            told.append(
-                f"topic {name!r} is not to be read any more: it is left out from offset {at.offset} on"
+            losses.append(
+                f"topic {name!r} was deleted: what it held from offset {position.offset} on is gone"
             )
-    return told
+        elif name not in topics:
+            losses.append(
+                f"topic {name!r} is not to be read any more: it is left out from offset {position.offset} on"
+            )
+    return losses
 
 
-def _begin(at: Position | None, state: TopicState, losses: list[str]) -> int:
-    if at is None:
-        return state.first
-    if at.epoch != state.epoch:
-        losses.append(f"{recreated(state, at.epoch)}: what it held from offset {at.offset} on is gone")
-        return state.first
-    if at.offset < state.first:
-        losses.append(lost(state.name, at.offset, state.first))
-    return max(at.offset, state.first)
+def _begin(position: StreamPosition | None, topic: TopicExtent, losses: list[str]) -> int:
+    if position is None:
+        return topic.first
+    if position.epoch != topic.epoch:
+        message = recreated_message(topic, position.epoch)
+        losses.append(f"{message}: what it held from offset {position.offset} on is gone")
+        return topic.first
+    if position.offset < topic.first:
+        losses.append(lost_message(topic.name, position.offset, topic.first))
+    return max(position.offset, topic.first)
 
 
-def _end(bound: TopicState | None, state: TopicState) -> int:
-    """Where a topic is to end; its beginning, if all that it holds came later."""
-    return min(bound.end, state.end) if bound is not None and bound.epoch == state.epoch else state.first
+def _bounded_end(bound: TopicExtent | None, topic: TopicExtent) -> int:
+    """Return where to end within ``bound``: at the first record, if the topic or its epoch is newer than that."""
+    return min(bound.end, topic.end) if bound is not None and bound.epoch == topic.epoch else topic.first
 
 
-def after(positions: Positions, ranges: list[Range], topics: Mapping[str, TopicState]) -> Positions:
-    """The positions when the ranges have been read. Topics that are gone are forgotten; empty new ones come later."""
-    reached = {name: at for name, at in positions.items() if name in topics}
+def advance(
+    positions: StreamPositions, ranges: list[OffsetRange], topics: Mapping[str, TopicExtent]
+) -> StreamPositions:
+    """Return the positions after the ranges, without topics that are not read any more and new ones that are empty."""
+    advanced = {name: position for name, position in positions.items() if name in topics}
     for each in ranges:
         if len(each):
-            begin = None if _is_within(positions, each.topic, each.epoch) else each.start
-            reached[each.topic] = Position(each.stop, each.epoch, begin)
-    return reached
+            begin = None if _has_epoch(positions, each.topic, each.epoch) else each.start
+            advanced[each.topic] = StreamPosition(each.stop, each.epoch, begin)
+    return advanced
 
 
-def _is_within(positions: Positions, topic: str, epoch: str) -> bool:
+def _has_epoch(positions: StreamPositions, topic: str, epoch: str) -> bool:
     return topic in positions and positions[topic].epoch == epoch
 
 
-def limited(ranges: list[Range], records_max: int) -> list[Range]:
-    """The beginnings of the ranges, ``records_max`` records in all, shared out evenly.
+def limit_ranges(ranges: list[OffsetRange], records_max: int) -> list[OffsetRange]:
+    """Cut the ranges to ``records_max`` records in total, shared evenly.
 
-    What a short range leaves of its share goes to the longer ones. If there are more ranges than records, those
-    that have waited longest, which are the longest, come first; so each gets its turn.
+    What a short range leaves of its share goes to longer ones. If there are more ranges than records, the longest,
+    which have waited longest, come first, so that no topic is starved.
     """
     room, result = records_max, []
     waiting = sorted((each for each in ranges if len(each)), key=len, reverse=True)[:records_max]
     while waiting:
         each = waiting.pop()
-        taken = min(len(each), room // (len(waiting) + 1))
-        room -= taken
-        result.append(Range(each.topic, each.epoch, each.start, each.start + taken))
+        size = min(len(each), room // (len(waiting) + 1))
+        room -= size
+        result.append(OffsetRange(each.topic, each.epoch, each.start, each.start + size))
     return result
 
 
-def between(start: Positions, end: Positions) -> list[Range]:
-    """What a micro-batch reads: the same whenever it is run, whatever retention took meanwhile."""
+def ranges_between(start: StreamPositions, end: StreamPositions) -> list[OffsetRange]:
+    """Return what a micro-batch reads: the same ranges however often it is run, and whatever retention deletes."""
     ranges = []
     for name, stop in sorted(end.items()):
-        begin = start[name].offset if _is_within(start, name, stop.epoch) else stop.begin or 0
-        ranges.append(Range(name, stop.epoch, begin, stop.offset))
+        begin = start[name].offset if _has_epoch(start, name, stop.epoch) else stop.begin or 0
+        ranges.append(OffsetRange(name, stop.epoch, begin, stop.offset))
     return ranges

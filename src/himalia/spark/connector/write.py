@@ -1,4 +1,4 @@
-"""Writes rows to topics: encoded as messages, sent in bodies that are stored exactly once each."""
+"""Writes: executors encode rows as messages and send them in bodies, each of which is stored exactly once."""
 
 from __future__ import annotations
 
@@ -17,23 +17,31 @@ from pyspark.sql.types import DataType, MapType, StringType, StructType
 
 from himalia.errors import BadRequest, InternalError, TopicNotFound
 from himalia.retry import BUSY_ERRORS, TRANSIENT_ERRORS, retry
-from himalia.spark.connector.errors import in_one_sentence, tell_superseded
-from himalia.spark.connector.http import Address, Connection, address_of, topic_path, topic_states
+from himalia.spark.connector.address import ServerAddress, resolve_address
+from himalia.spark.connector.errors import hide_traceback, warn_superseded
+from himalia.spark.connector.http import ServerConnection
 from himalia.spark.connector.options import BODIES_MAX, WriteOptions, write_options
+from himalia.spark.connector.topics import list_topics, topic_path
 from himalia.topics import check_name
 
-WRITTEN = ("topic", "id", "headers", "value")
-PASSED_OVER = ("offset", "timestamp")
-"""Columns that reading gives and the server makes anew, so that a topic can be copied as it is read."""
-SHOWN_MAX = 60
+MESSAGE_COLUMNS = ("topic", "id", "headers", "value")
+IGNORED_COLUMNS = ("offset", "timestamp")
+"""Columns of a read that the server assigns itself. They are accepted, so that a topic can be copied as it is read."""
+EXCERPT_LENGTH_MAX = 60
+NDJSON = "application/x-ndjson"
+
+QUERY_ID, BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
+"""Local properties in which Spark's tasks have the query and the micro-batch that they belong to."""
+COMMIT_MODULE = "pyspark.sql.worker.python_streaming_sink_runner"
+"""Spark imports this module where it creates a writer only to commit a micro-batch."""
 
 
 def check_columns(schema: StructType, options: WriteOptions) -> None:
-    """Raises ``BadRequest`` unless the columns are those of messages."""
+    """Raise ``BadRequest`` unless the columns are those of messages."""
     for field in schema.fields:
-        if field.name not in (*WRITTEN, *PASSED_OVER):
+        if field.name not in (*MESSAGE_COLUMNS, *IGNORED_COLUMNS):
             raise BadRequest(
-                f"column {field.name!r} is not written to a topic; there are {', '.join(WRITTEN)}. "
+                f"column {field.name!r} is not written to a topic; there are {', '.join(MESSAGE_COLUMNS)}. "
                 "to_json(struct(*)) makes one value of several columns"
             )
         if field.name == "headers" and not _is_text_map(field.dataType):
@@ -56,15 +64,15 @@ def _is_text_map(kind: DataType) -> bool:
     )
 
 
-def lines(batch: pa.RecordBatch, options: WriteOptions) -> Iterator[tuple[str, bytes]]:
-    """For each row its topic and its line."""
+def encode_rows(batch: pa.RecordBatch, options: WriteOptions) -> Iterator[tuple[str, bytes]]:
+    """Yield the topic and the line of NDJSON of each row."""
     encoded = _as_json if options.is_json else _as_string
-    for topic, id, headers, value in zip(*(_column(batch, name) for name in WRITTEN), strict=True):
-        yield options.topic or _named(topic), _line(id, headers, encoded(value)).encode()
+    for topic, id, headers, value in zip(*(_column(batch, name) for name in MESSAGE_COLUMNS), strict=True):
+        yield options.topic or _topic_name(topic), _line(id, headers, encoded(value)).encode()
 
 
-def _named(topic: str | None) -> str:
-    """What the column says, if it can be the name of a topic."""
+def _topic_name(topic: str | None) -> str:
+    """Check the value of the column ``topic``."""
     if topic is None:
         raise BadRequest("a row has no topic; the column 'topic' must not be null, or use the option topic")
     try:
@@ -74,9 +82,9 @@ def _named(topic: str | None) -> str:
 
 
 def _column(batch: pa.RecordBatch, name: str) -> list[object]:
-    at = batch.schema.get_field_index(name)
-    found: list[object] = [None] * batch.num_rows if at < 0 else batch.column(at).to_pylist()
-    return found
+    index = batch.schema.get_field_index(name)
+    values: list[object] = [None] * batch.num_rows if index < 0 else batch.column(index).to_pylist()
+    return values
 
 
 def _line(id: str | None, headers: list[tuple[str, str | None]] | None, payload: str) -> str:
@@ -92,13 +100,13 @@ def _as_json(value: str | None) -> str:
     if value is None:
         return "null"
     try:
-        json.loads(value, parse_constant=_refuse)
+        json.loads(value, parse_constant=_reject_constant)
     except (ValueError, RecursionError) as error:
-        shown = value if len(value) <= SHOWN_MAX else value[: SHOWN_MAX - 3] + "..."
+        excerpt = value if len(value) <= EXCERPT_LENGTH_MAX else value[: EXCERPT_LENGTH_MAX - 3] + "..."
         raise BadRequest(
-            f"a value is not JSON: {shown!r} ({error}); use to_json, or the option valueFormat=string"
+            f"a value is not JSON: {excerpt!r} ({error}); use to_json, or the option valueFormat=string"
         ) from None
-    # In JSON, line breaks are only ever white space.
+    # Valid JSON has line breaks only between tokens.
     return value.replace("\n", " ").replace("\r", " ")
 
 
@@ -106,29 +114,28 @@ def _as_string(value: str | None) -> str:
     return json.dumps(value)
 
 
-def _refuse(constant: str) -> None:
+def _reject_constant(constant: str) -> None:
     raise ValueError(f"{constant} is not a number of JSON")
 
 
-NDJSON = "application/x-ndjson"
+class BodyWriter:
+    """Sends the rows of one task under a producer's name: one body for each topic, or several of a limited size.
 
-
-class Poster:
-    """Sends what one task writes under a producer's name: a body for each topic, several if it would be too long.
-
-    The server keeps the last sequence of each producer and topic beside the records, so that a body which is sent
-    again, at once or much later, is recognised. A task that is repeated must cut its rows into the same bodies: one
-    body's rows may come in any order, those of several only in the same.
+    The server stores the last sequence of each producer and topic with the records, so it recognises a body that is
+    sent again, at once or much later. A task that is repeated has to split its rows into the same bodies: the rows of
+    one body may come in any order, those of several only in the same order.
     """
 
-    def __init__(self, connection: Connection, options: WriteOptions, producer: str, batch: int) -> None:
+    def __init__(
+        self, connection: ServerConnection, options: WriteOptions, producer: str, batch: int
+    ) -> None:
         self._connection = connection
         self._options = options
         self._producer = producer
         self._first_sequence = batch * BODIES_MAX
         self._bodies: dict[str, bytearray] = {}
         self._sent: dict[str, int] = {}
-        # Whether the topic's last body was. Those before it are, whenever a task is repeated.
+        # Only of the last body of each topic: of a repeated task, the server always finds the earlier ones superseded.
         self._superseded: dict[str, bool] = {}
 
     def add(self, topic: str, line: bytes) -> None:
@@ -143,7 +150,7 @@ class Poster:
                 self._post(topic)
         for topic, superseded in self._superseded.items():
             if superseded:
-                tell_superseded(topic, self._producer)
+                warn_superseded(topic, self._producer)
 
     def _post(self, topic: str) -> None:
         number = self._sent.get(topic, 0)
@@ -154,36 +161,30 @@ class Poster:
 
         def send() -> bool:
             path, headers = topic_path(topic, "messages"), {"Content-Type": NDJSON}
-            return self._connection.ask("POST", path, _is_superseded, query, bytes(body), headers)
+            return self._connection.request("POST", path, _is_superseded, query, bytes(body), headers)
 
         self._superseded[topic] = retry(send, self._options.retry_s)
         self._sent[topic] = number + 1
         body.clear()
 
 
-def _is_superseded(told: Any) -> bool:
-    """Whether a body was not stored, nor is the last that was: of a repeat of that one the place is known."""
-    return int(told["duplicates"]) > 0 and "first" not in told
-
-
-QUERY_ID, BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
-"""What Spark's tasks know of the stream that they belong to."""
-COMMITTING = "pyspark.sql.worker.python_streaming_sink_runner"
-"""The module of Spark that makes a writer once more when a micro-batch has been written already."""
+def _is_superseded(answer: Any) -> bool:
+    """Whether a body was rejected as a repeat although it is not the last one stored: of that, the offset is known."""
+    return int(answer["duplicates"]) > 0 and "first" not in answer
 
 
 @dataclass
-class Written(WriterCommitMessage):
-    """What a task has done. The rows are in the topics already: there is nothing to commit."""
+class CommitMessage(WriterCommitMessage):
+    """The result of a task. Its rows are in the topics already: there is nothing to commit."""
 
     rows: int
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """Writes a DataFrame. A task that is tried again repeats nothing; nor does a write whose ``producer`` and
-    ``sequence`` were written before.
+    """Writes a DataFrame. A task that Spark retries stores nothing twice; nor does a write with the ``producer`` and
+    ``sequence`` of an earlier one.
 
-    Made on the driver, then pickled; ``write`` runs on executors.
+    Created on the driver, then pickled; ``write`` runs on executors.
     """
 
     def __init__(self, given: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
@@ -193,7 +194,7 @@ class BatchWriter(DataSourceArrowWriter):
             raise BadRequest("a topic cannot be overwritten; use mode('append')")
         if (self._options.producer is None) != (self._options.sequence is None):
             raise BadRequest("options producer and sequence go together: name the write, and number it")
-        self._address = address_of(given)
+        self._address = resolve_address(given)
         check_topic(self._address, self._options)
         self._producer = self._options.producer or f"spark-{uuid.uuid4()}"
 
@@ -203,16 +204,16 @@ class BatchWriter(DataSourceArrowWriter):
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """Writes the micro-batches of a query. One that is run again, by a task or by the whole query, repeats nothing."""
+    """Writes the micro-batches of a query. A micro-batch that is repeated stores nothing twice."""
 
     def __init__(self, given: Mapping[str, str], schema: StructType) -> None:
         self._options = write_options(given)
         check_columns(schema, self._options)
         if self._options.sequence is not None:
             raise BadRequest("a stream numbers its batches itself; the option sequence is for batch writes")
-        self._address = address_of(given)
-        if COMMITTING not in sys.modules:
-            # Every micro-batch comes by here, so the server may just be restarting: tasks wait for it.
+        self._address = resolve_address(given)
+        if COMMIT_MODULE not in sys.modules:
+            # Created for every micro-batch: a server that restarts right now is not an error here, the tasks retry.
             with suppress(*TRANSIENT_ERRORS):
                 check_topic(self._address, self._options)
 
@@ -220,44 +221,48 @@ class StreamWriter(DataSourceStreamArrowWriter):
         task = _task()
         query, batch = task.getLocalProperty(QUERY_ID), task.getLocalProperty(BATCH_ID)
         if query is None or batch is None:
-            raise InternalError("Spark does not tell this task its query and batch")
+            raise InternalError("Spark set no query and batch for this task")
         if int(batch) == 0:
-            self._look()
+            self._check_reachable()
         producer = f"{self._options.producer or f'spark-{query}'}-{task.partitionId()}"
         return write_rows(iterator, self._address, self._options, producer, int(batch))
 
-    @in_one_sentence()
-    def _look(self) -> None:
-        """See once whether a server answers: one that did not before this query's first batch is a wrong URL."""
+    @hide_traceback()
+    def _check_reachable(self) -> None:
+        """Fail at once if no server answers: before the first batch of a query that means a wrong URL."""
         with suppress(*BUSY_ERRORS):
             check_topic(self._address, self._options)
 
 
 def write_rows(
-    batches: Iterator[pa.RecordBatch], address: Address, options: WriteOptions, producer: str, batch: int
-) -> Written:
-    """Send all rows of a task; returns when the server has stored them."""
+    batches: Iterator[pa.RecordBatch],
+    address: ServerAddress,
+    options: WriteOptions,
+    producer: str,
+    batch: int,
+) -> CommitMessage:
+    """Send all rows of a task; return when the server has stored them."""
     rows = 0
-    with in_one_sentence(), Connection(address) as connection:
-        poster = Poster(connection, options, producer, batch)
+    with hide_traceback(), ServerConnection(address) as connection:
+        writer = BodyWriter(connection, options, producer, batch)
         for each in batches:
-            for topic, line in lines(each, options):
-                poster.add(topic, line)
+            for topic, line in encode_rows(each, options):
+                writer.add(topic, line)
             rows += each.num_rows
-        poster.finish()
-    return Written(rows)
+        writer.finish()
+    return CommitMessage(rows)
 
 
-def check_topic(address: Address, options: WriteOptions) -> None:
-    """Whether the server is there, knows the token, and has the topic."""
-    with Connection(address) as connection:
-        states = topic_states(connection)
-    if options.topic is not None and options.topic not in states:
+def check_topic(address: ServerAddress, options: WriteOptions) -> None:
+    """Raise unless the server is reachable, accepts the token, and has the topic."""
+    with ServerConnection(address) as connection:
+        topics = list_topics(connection)
+    if options.topic is not None and options.topic not in topics:
         raise TopicNotFound(options.topic)
 
 
 def _task() -> TaskContext:
     task = TaskContext.get()
     if task is None:
-        raise InternalError("rows are written by Spark's tasks only")
+        raise InternalError("rows can be written only inside a task of Spark")
     return task

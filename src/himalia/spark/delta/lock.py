@@ -1,4 +1,4 @@
-"""One run at a time: a lock in the warehouse, which the operating system frees however its holder ends."""
+"""The lock of a warehouse: one pipeline at a time. The operating system releases it however its holder ends."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAME = "lock"
 
 
 class Holder(msgspec.Struct, frozen=True):
-    """Who holds it, for the one who comes second."""
+    """The process that holds the lock, for the error message of another one."""
 
     pid: int
     host: str
@@ -27,7 +27,7 @@ class Holder(msgspec.Struct, frozen=True):
 
 @contextmanager
 def locked(warehouse: Path) -> Iterator[None]:
-    """Hold the warehouse for the length of the block. Raises ``WarehouseLocked``, which says who has it."""
+    """Hold the lock during the block. Raises ``WarehouseLocked``, with the process that holds it."""
     holder = Holder(os.getpid(), socket.gethostname(), format_ts(now_us()))
     try:
         warehouse.mkdir(parents=True, exist_ok=True)
@@ -37,14 +37,14 @@ def locked(warehouse: Path) -> Iterator[None]:
             f"the warehouse {warehouse} cannot be used: {error.strerror}; name another with --warehouse"
         ) from error
     if descriptor is None:
-        raise WarehouseLocked(str(warehouse), _told(read_owner(warehouse / NAME)))
+        raise WarehouseLocked(str(warehouse), _describe(read_owner(warehouse / NAME)))
     try:
         yield
     finally:
         unlock_file(descriptor)
 
 
-def _told(text: bytes) -> str:
+def _describe(text: bytes) -> str:
     try:
         holder = msgspec.json.decode(text, type=Holder)
     except msgspec.MsgspecError:

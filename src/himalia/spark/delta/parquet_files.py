@@ -1,4 +1,4 @@
-"""Parquet files of a table: written one per day, and the statistics of a file that its commit carries."""
+"""Parquet files of a table: writing one per day, and the statistics of a file for its commit."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import parquet
 
-SKIPPED_BY = frozenset(
+STATISTICS_COLUMNS = frozenset(
     ("topic", "kernel_id", "offset", "ts", "finished", "minute", "window_start", "hour_start")
 )
-"""Columns that people select by."""
+"""Columns with statistics, by which readers skip files."""
 TEXT_LENGTH_MAX = 255
-"""A longer text may stand shortened in a footer, and is then no bound."""
+"""Parquet may truncate a longer text in the footer, which is then no bound."""
 
 
 def statistics_of(file: Path) -> dict[str, Any]:
-    """In Delta's form; read from the file's footer."""
+    """Read the statistics of a file from its footer, in the form of Delta's log."""
     footer = parquet.read_metadata(file)
     least, greatest = {}, {}
     for name, low, high in _bounds(footer):
-        least[name], greatest[name] = _told(low), _told(high)
+        least[name], greatest[name] = _encode(low), _encode(high)
     return {"numRecords": footer.num_rows, "minValues": least, "maxValues": greatest, "nullCount": {}}
 
 
 def _bounds(footer: parquet.FileMetaData) -> Iterator[tuple[str, Any, Any]]:
-    """The least and the greatest value of a column, where the footer knows them."""
+    """Yield the least and the greatest value of each column for which the footer has both."""
     for number in range(footer.num_columns):
         name = footer.schema.column(number).path
-        if name not in SKIPPED_BY:
+        if name not in STATISTICS_COLUMNS:
             continue
         found = [footer.row_group(group).column(number).statistics for group in range(footer.num_row_groups)]
         if not found or not all(stats is not None and stats.has_min_max for stats in found):
@@ -44,7 +44,7 @@ def _bounds(footer: parquet.FileMetaData) -> Iterator[tuple[str, Any, Any]]:
             yield name, low, high
 
 
-def _told(value: Any) -> Any:
+def _encode(value: Any) -> Any:
     if isinstance(value, datetime):
         return value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     return value.isoformat() if isinstance(value, date) else value
@@ -52,21 +52,21 @@ def _told(value: Any) -> Any:
 
 COMPRESSION = "zstd"
 GROUP_BYTES = 32 * 1024 * 1024
-"""What is gathered in memory, to be written as one group of rows."""
+"""How much is buffered in memory, to be written as one row group."""
 
 
 class DailyFiles:
-    """Files in a directory that is partitioned by the column ``date``. They are whole once the block ends."""
+    """Writes files into a directory partitioned by the column ``date``. They are complete at the end of the block."""
 
-    def __init__(self, directory: Path, schema: pa.Schema, repeating: list[str]) -> None:
-        """``repeating`` are columns in which values come again, so that a dictionary is worth its making."""
+    def __init__(self, directory: Path, schema: pa.Schema, dictionary_columns: list[str]) -> None:
+        """``dictionary_columns`` have few distinct values, so that a dictionary saves space."""
         self.names: list[str] = []
         self._directory = directory
         self._schema = pa.schema([field for field in schema if field.name != "date"])
-        self._repeating = repeating
+        self._dictionary_columns = dictionary_columns
         self._writers: dict[str, parquet.ParquetWriter] = {}
-        self._gathered: list[pa.RecordBatch] = []
-        self._gathered_bytes = 0
+        self._buffered: list[pa.RecordBatch] = []
+        self._buffered_bytes = 0
 
     def __enter__(self) -> DailyFiles:
         return self
@@ -80,21 +80,21 @@ class DailyFiles:
             writer.close()
 
     def write(self, rows: pa.RecordBatch) -> None:
-        self._gathered.append(rows)
-        self._gathered_bytes += rows.get_total_buffer_size()
-        if self._gathered_bytes >= GROUP_BYTES:
+        self._buffered.append(rows)
+        self._buffered_bytes += rows.get_total_buffer_size()
+        if self._buffered_bytes >= GROUP_BYTES:
             self._flush()
 
     def _flush(self) -> None:
-        if not self._gathered:
+        if not self._buffered:
             return
-        rows = pa.Table.from_batches(self._gathered)
+        rows = pa.Table.from_batches(self._buffered)
         dates = pc.unique(rows["date"])
         for day in dates:
-            own = rows if len(dates) == 1 else rows.filter(pc.equal(rows["date"], day))
-            self._writer(day.as_py().isoformat()).write_table(own.drop_columns(["date"]))
-        self._gathered.clear()
-        self._gathered_bytes = 0
+            of_day = rows if len(dates) == 1 else rows.filter(pc.equal(rows["date"], day))
+            self._writer(day.as_py().isoformat()).write_table(of_day.drop_columns(["date"]))
+        self._buffered.clear()
+        self._buffered_bytes = 0
 
     def _writer(self, date: str) -> parquet.ParquetWriter:
         if date not in self._writers:
@@ -105,8 +105,8 @@ class DailyFiles:
                 file,
                 self._schema,
                 compression=COMPRESSION,
-                use_dictionary=self._repeating,
-                write_statistics=[name for name in self._schema.names if name in SKIPPED_BY],
+                use_dictionary=self._dictionary_columns,
+                write_statistics=[name for name in self._schema.names if name in STATISTICS_COLUMNS],
             )
             self.names.append(str(file.relative_to(self._directory)))
         return self._writers[date]

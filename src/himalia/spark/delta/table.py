@@ -1,4 +1,4 @@
-"""Parquet files as a Delta table: staging, committing with statistics, reading, compaction."""
+"""A Delta table of Parquet files: staging files, committing them with statistics, reading."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ if TYPE_CHECKING:
 APPLICATION = "himalia-pipeline"
 STAGING = "_staging"
 CONFIGURATION = {
-    # At a batch a second a reader has to replay the commits of the last two minutes at most.
+    # At one batch per second a reader replays the commits of at most two minutes.
     "delta.checkpointInterval": "100",
     "delta.logRetentionDuration": "interval 1 days",
     "delta.deletedFileRetentionDuration": "interval 1 hours",
 }
 
 Filters = list[tuple[str, str, str | list[str]]]
-"""Partitions: column, ``=`` or ``in``, a value or several."""
+"""Conditions on partition columns: column, ``=`` or ``in``, a value or several."""
 
 
-class Staged(msgspec.Struct, frozen=True):
-    """Files in the table's directory that no commit names yet."""
+class StagedFiles(msgspec.Struct, frozen=True):
+    """Files in the directory of the table that are not committed yet."""
 
     files: Sequence[AddAction]
     rows: int
 
 
 class Table:
-    """One table of the warehouse. Used by one thread at a time, and by one run (see ``lock``)."""
+    """One table of the warehouse. For one thread at a time, and one process (see ``lock``)."""
 
     def __init__(
         self,
@@ -89,12 +89,12 @@ class Table:
 
     @property
     def batch(self) -> int:
-        """The latest batch that was committed here; 0 before the first."""
+        """The latest batch that was committed to this table; 0 before the first."""
         return self._table.transaction_version(APPLICATION) or 0
 
     @property
     def id(self) -> str:
-        """Made with the table, and no other's."""
+        """A unique id, created with the table."""
         return str(self._table.metadata().id)
 
     @property
@@ -103,16 +103,16 @@ class Table:
 
     # Writing
 
-    def fitted(self, rows: DataFrame) -> DataFrame:
-        """The rows with the table's columns and types; what cannot be null may be null in a table."""
+    def cast_rows(self, rows: DataFrame) -> DataFrame:
+        """Cast rows to the columns and types of the table, all of which are nullable."""
         from pyspark.sql import functions as F
 
         if _columns(rows.schema) == _columns(self.schema):
-            return rows  # Spark would find out as much, but slowly
+            return rows  # Spark's optimizer would find the casts needless too, but slowly
         return rows.select(*(F.col(field.name).cast(field.dataType) for field in self.schema))
 
-    def stage(self, rows: DataFrame, batch: int) -> Staged:
-        """Have executors write the rows; ``commit`` makes them part of the table."""
+    def stage(self, rows: DataFrame, batch: int) -> StagedFiles:
+        """Write rows to files on the executors. ``commit`` makes them part of the table."""
 
         def write(directory: Path) -> Iterable[Path]:
             rows.write.option("compression", COMPRESSION).partitionBy(*self.partition_by).parquet(
@@ -122,66 +122,72 @@ class Table:
 
         return self.stage_files(write, batch)
 
-    def stage_files(self, write: Callable[[Path], Iterable[Path]], batch: int) -> Staged:
-        """Have ``write`` write files into a directory, partitioned as the table is. Those it names are taken."""
-        attempt = _attempt(batch)
-        directory = self.path / STAGING / attempt
-        staged = self._staged(
-            self._moved(file, file.parent.relative_to(directory), f"{attempt}-{number:04d}.parquet")
+    def stage_files(self, write: Callable[[Path], Iterable[Path]], batch: int) -> StagedFiles:
+        """Call ``write`` with a directory for files partitioned like the table, and stage those that it returns."""
+        prefix = _file_prefix(batch)
+        directory = self.path / STAGING / prefix
+        staged = self._describe(
+            self._move(file, file.parent.relative_to(directory), f"{prefix}-{number:04d}.parquet")
             for number, file in enumerate(sorted(write(directory)))
         )
         shutil.rmtree(self.path / STAGING, ignore_errors=True)
         return staged
 
-    def stage_few(self, rows: pa.Table, batch: int) -> Staged:
-        """Write rows that the driver has, in one file for each partition: sooner done than a job of Spark's."""
-        attempt = _attempt(batch)
-        return self._staged(
-            self._written(part, place, f"{attempt}-{number:04d}.parquet")
-            for number, (place, part) in enumerate(_partitioned(rows, self.partition_by))
+    def stage_local(self, rows: pa.Table, batch: int) -> StagedFiles:
+        """Write rows from the driver's memory, one file for each partition, without a job of Spark."""
+        prefix = _file_prefix(batch)
+        return self._describe(
+            self._write(part, place, f"{prefix}-{number:04d}.parquet")
+            for number, (place, part) in enumerate(_split_by_partition(rows, self.partition_by))
         )
 
-    def _moved(self, file: Path, place: Path, name: str) -> Path:
-        target = self._place(place) / name
+    def _move(self, file: Path, place: Path, name: str) -> Path:
+        target = self._make_directory(place) / name
         return file.rename(target)
 
-    def _written(self, rows: pa.Table, place: Path, name: str) -> Path:
-        target = self._place(place) / name
+    def _write(self, rows: pa.Table, place: Path, name: str) -> Path:
+        target = self._make_directory(place) / name
         parquet.write_table(rows, target, compression=COMPRESSION)
         return target
 
-    def _place(self, place: Path) -> Path:
+    def _make_directory(self, place: Path) -> Path:
         directory = self.path / place
         directory.mkdir(parents=True, exist_ok=True)
         return directory
 
-    def _staged(self, files: Iterable[Path]) -> Staged:
+    def _describe(self, files: Iterable[Path]) -> StagedFiles:
+        """Flush files to disk, and describe each as a commit needs it, with its statistics."""
         actions, rows = [], 0
         for file in files:
             _sync(file)
-            told = statistics_of(file)
-            rows += told["numRecords"]
+            statistics = statistics_of(file)
+            rows += statistics["numRecords"]
             path = file.relative_to(self.path)
             values = dict(part.split("=", 1) for part in path.parent.parts)
             actions.append(
                 AddAction(
-                    path.as_posix(), file.stat().st_size, values, now_us() // 1000, True, json.dumps(told)
+                    path.as_posix(),
+                    file.stat().st_size,
+                    values,
+                    now_us() // 1000,
+                    True,
+                    json.dumps(statistics),
                 )
             )
-        return Staged(actions, rows)
+        return StagedFiles(actions, rows)
 
     def commit(
         self,
         batch: int,
-        staged: Staged,
+        staged: StagedFiles,
         *,
         replacing: Filters | None = None,
         replacing_all: bool = False,
         metadata: Mapping[str, str] | None = None,
     ) -> None:
-        """Make staged rows part of the table, in one step, as those of a batch.
+        """Add staged files to the table as those of a batch, atomically.
 
-        The rows of the partitions that ``replacing`` names, or all, go in the same step.
+        The same commit removes the rows of the partitions that ``replacing`` selects, or all rows.
         """
         properties = CommitProperties(
             custom_metadata={**(metadata or {}), "batch": str(batch)},
@@ -199,7 +205,7 @@ class Table:
         _sync(self.path / "_delta_log" / f"{self._table.version():020d}.json")
 
     def metadata_of(self, batch: int) -> dict[str, Any]:
-        """What the commit of a batch, one of the latest, was given as ``metadata``."""
+        """Return the commit of a recent batch, which includes the ``metadata`` it was given."""
         for commit in self._table.history():
             if commit.get("batch") == str(batch):
                 return commit
@@ -208,34 +214,34 @@ class Table:
     # Reading
 
     def files(self, where: Filters | None = None) -> list[str]:
-        """The files that make up the table now, or those of some partitions."""
+        """Return the files of the table, or those of some partitions."""
         return self._table.file_uris(file_pruning_predicate=where)
 
     def bytes_of(self, files: Iterable[str]) -> int:
-        """What these files take on the disk."""
+        """Return the size of files on disk."""
         return sum(os.stat(file).st_size for file in files)
 
     def files_of(self, batch: int) -> list[str]:
-        """The files that a batch added, and any that came later: they may hold some of its rows, rewritten."""
+        """Return the files that a batch added, and all later ones, into which compaction may have put its rows."""
         committed_ms = self.metadata_of(batch)["timestamp"]
-        found = pa.table(self._table.get_add_actions()).select(["path", "modification_time"]).to_pylist()
+        added = pa.table(self._table.get_add_actions()).select(["path", "modification_time"]).to_pylist()
         return [
             str(self.path / file["path"])
-            for file in found
+            for file in added
             if Path(file["path"]).name.startswith(f"batch-{batch:09d}-")
             or file["modification_time"] >= committed_ms
         ]
 
     def rows(self, spark: SparkSession, files: Sequence[str] | None = None) -> DataFrame:
-        """The table as it is now, or some of its files, with the partition columns."""
-        chosen = self.files() if files is None else files
-        if not chosen:
+        """Return the rows of the table, or of some of its files, with the partition columns."""
+        paths = self.files() if files is None else files
+        if not paths:
             return no_rows(spark, self.schema)
-        return spark.read.schema(self.schema).option("basePath", str(self.path)).parquet(*chosen)
+        return spark.read.schema(self.schema).option("basePath", str(self.path)).parquet(*paths)
 
 
 def no_rows(spark: SparkSession, schema: StructType) -> DataFrame:
-    """No rows, in a form in which the optimizer sees that, and leaves out what they would have gone through."""
+    """Return an empty DataFrame that the optimizer knows to be empty, so that it removes the operators behind it."""
     from pyspark.sql import functions as F
 
     columns = [F.lit(None).cast(field.dataType).alias(field.name) for field in schema]
@@ -247,13 +253,13 @@ def _columns(schema: StructType) -> list[tuple[str, DataType]]:
 
 
 def _evolve_schema(table: DeltaTable, wanted: Schema) -> None:
-    """Add the columns that a newer Himalia has. A table with others is not ours to write."""
+    """Add the columns that are new in this version. Raise if the table has columns that this version does not have."""
     known = {field.name: field.type for field in table.schema().fields}
-    odd = known.keys() - {field.name for field in wanted.fields}
-    odd |= {field.name for field in wanted.fields if known.get(field.name, field.type) != field.type}
-    if odd:
+    unknown = known.keys() - {field.name for field in wanted.fields}
+    unknown |= {field.name for field in wanted.fields if known.get(field.name, field.type) != field.type}
+    if unknown:
         raise ConfigurationError(
-            f"the table {table.table_uri} has columns that this Himalia does not write: {', '.join(sorted(odd))}. "
+            f"the table {table.table_uri} has columns that this Himalia does not write: {', '.join(sorted(unknown))}. "
             "Use the Himalia that wrote it or a newer one, or another warehouse"
         )
     missing = [field for field in wanted.fields if field.name not in known]
@@ -261,42 +267,42 @@ def _evolve_schema(table: DeltaTable, wanted: Schema) -> None:
         table.alter.add_columns(missing)
 
 
-def _attempt(batch: int) -> str:
-    """The beginning of the names of files; by it a later run knows to which batch they belong."""
+def _file_prefix(batch: int) -> str:
+    """Return how the names of a batch's files begin, by which a later run recognises uncommitted ones."""
     return f"batch-{batch:09d}-{uuid.uuid4().hex[:8]}"
 
 
 def _has_rows(file: Path) -> bool:
-    """Spark writes a file without rows rather than none."""
+    """Whether a file has rows: Spark writes an empty file rather than none."""
     return bool(parquet.read_metadata(file).num_rows)
 
 
-def _partitioned(rows: pa.Table, partition_by: Sequence[str]) -> Iterable[tuple[Path, pa.Table]]:
-    """Rows by the directory that they belong into, without the columns that its name tells."""
+def _split_by_partition(rows: pa.Table, partition_by: Sequence[str]) -> Iterable[tuple[Path, pa.Table]]:
+    """Yield the rows of each partition with its directory, without the partition columns."""
     if not rows.num_rows:
         return []
     if not partition_by:
         return [(Path(), rows)]
     keys = rows.select(partition_by).group_by(partition_by).aggregate([]).to_pylist()
-    return [(_directory(key), _matching(rows, key).drop_columns(list(partition_by))) for key in keys]
+    return [(_partition_directory(key), _select(rows, key).drop_columns(list(partition_by))) for key in keys]
 
 
-def _matching(rows: pa.Table, key: Mapping[str, Any]) -> pa.Table:
+def _select(rows: pa.Table, key: Mapping[str, Any]) -> pa.Table:
     for name, value in key.items():
         rows = rows.filter(pa.compute.equal(rows[name], pa.scalar(value, rows[name].type)))
     return rows
 
 
-def _directory(key: Mapping[str, Any]) -> Path:
-    return Path(*(f"{name}={_as_partition(value)}" for name, value in key.items()))
+def _partition_directory(key: Mapping[str, Any]) -> Path:
+    return Path(*(f"{name}={_partition_value(value)}" for name, value in key.items()))
 
 
-def _as_partition(value: Any) -> str:
+def _partition_value(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _sync(file: Path) -> None:
-    """Have the operating system put a file on the disk, and its name: a commit must not outlive what it names."""
+    """Flush a file and its directory entry to disk: a commit must not survive a crash that its files do not."""
     for path in (file, file.parent):
         descriptor = os.open(path, os.O_RDONLY)
         try:

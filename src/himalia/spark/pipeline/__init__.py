@@ -1,1 +1,1 @@
-"""The warehouse: Delta tables that Spark fills batch by batch, each row exactly once."""
+"""The pipeline: reads the log batch by batch into Delta tables, each record exactly once."""

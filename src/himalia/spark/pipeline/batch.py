@@ -1,22 +1,21 @@
 """One batch, from the log into every table.
 
-Whenever a run is killed, the next one goes on with the same batch and comes to the same rows:
+If a run is killed, the next one repeats the same batch and arrives at the same rows:
 
 1. ``messages`` is committed first, with the plan. From then on the batch's records are those in that table.
-2. The other tables are made of these records and of the state that the batch before left. Each commit carries the
-   batch's number, and a table that has it is left alone.
-3. What changed is published, under the batch's number.
-4. The state is committed, then the positions. Only now is the batch over.
+2. The other tables are computed from these records and from the state that the batch before left. Each commit carries
+   the batch's number; a table that has it already is skipped.
+3. Changed rows are published, under the batch's number.
+4. The state is committed, then the positions. Only that completes the batch.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor, Future, wait
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -25,77 +24,50 @@ from pyarrow import parquet
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from himalia.spark.connector.http import Address
+from himalia.spark import tuning
+from himalia.spark.connector.address import ServerAddress
 from himalia.spark.connector.options import RECORDS_PER_PARTITION
-from himalia.spark.connector.planning import grouped
-from himalia.spark.delta.table import Filters, Staged, Table
-from himalia.spark.pipeline.copy_task import Copying
-from himalia.spark.pipeline.feedback import Feedback, changed
+from himalia.spark.connector.planning import partition_ranges
+from himalia.spark.delta.table import Filters, StagedFiles, Table
+from himalia.spark.pipeline.copy_task import CopyTask
+from himalia.spark.pipeline.feedback import Feedback, rows_with_keys
+from himalia.spark.pipeline.jobs import SparkJobs
 from himalia.spark.pipeline.plan import Plan
 from himalia.spark.pipeline.warehouse import AGGREGATES, Warehouse
 from himalia.spark.transforms import executions, orphans
 from himalia.spark.transforms.aggregate import AggregateTable
 from himalia.spark.transforms.iopub import iopub
-from himalia.spark.transforms.requests import carried, merged
+from himalia.spark.transforms.requests import fold_requests, next_state
 from himalia.topics import KERNEL_TOPIC_PREFIX
-
-logger = logging.getLogger("himalia.spark")
 
 SMALL_RECORDS = 20_000
 SMALL_BYTES = 16 * 1024 * 1024
-"""A batch up to these sizes goes through the driver's memory, which is sooner done than a job that writes files."""
-SHUFFLED_INTO = "spark.sql.shuffle.partitions"
-SMALL = {
-    "spark.sql.adaptive.enabled": "false",
-    SHUFFLED_INTO: "1",
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-}
-"""Few records are sooner done in one piece, and by expressions that are interpreted: to compile them takes longer than
-the records do. Neither few nor many are planned anew while they run: all is known that could be found out then, and at
-every shuffle the cores would wait for it."""
-TASKS_PER_CORE = 2
-"""So that no core is idle for long while another has its last task."""
-SHUFFLED_BYTES = 64 * 1024 * 1024
-"""What a task of the fold should have to sort, so that it does so in memory."""
+"""Up to these sizes a batch goes through the driver's memory, which is faster than a job that writes files."""
+T = TypeVar("T")
+
 RUNNING: Filters = [("is_running", "=", "true")]
 
 
-def large(cores: int) -> dict[str, str]:
-    """A session's settings for many records."""
-    return {
-        "spark.sql.adaptive.enabled": "false",
-        "spark.sql.codegen.wholeStage": "true",
-        "spark.sql.codegen.factoryMode": "FALLBACK",
-        # A method with more bytes of code is never compiled by the JVM, and was a fifth of the fold's time: beyond
-        # this, Spark generates small methods instead.
-        "spark.sql.codegen.hugeMethodLimit": "8000",
-        "spark.sql.files.minPartitionNum": str(TASKS_PER_CORE * cores),
-        # What is shuffled beside the fold is few rows, already summed.
-        SHUFFLED_INTO: str(cores),
-    }
-
-
-class Change(msgspec.Struct, frozen=True):
-    """The rows of a table that a batch changed, as they are now."""
+class ChangedRows(msgspec.Struct, frozen=True):
+    """The rows of a table that a batch changed, as they are after the batch."""
 
     table: str
     rows: pa.Table
 
 
-class Written(msgspec.Struct):
+class BatchResult(msgspec.Struct):
     """What a batch wrote."""
 
     tables: dict[str, int] = msgspec.field(default_factory=dict)
-    """Rows by table, those included that replace others."""
+    """The number of rows written, by table, including those that replace others."""
     state_rows: int | None = None
-    """Requests that are carried on; None if there was nothing to do with requests."""
+    """Rows of the new state; None if the batch had no records of kernels."""
     lost: int = 0
-    """Records that were planned, and gone when they were to be read."""
+    """Records of the plan that were deleted before they were read."""
 
 
 class Batch:
-    """One batch. Run it again, with this object or another of the same number, until it succeeds once."""
+    """One batch. After a failure it is run again, by this object or another with the same number and plan."""
 
     def __init__(
         self,
@@ -103,37 +75,37 @@ class Batch:
         number: int,
         plan: Plan,
         *,
-        pool: Executor,
+        jobs: SparkJobs,
         feedback: Feedback | None,
         on_stage: Callable[[str], None],
     ) -> None:
         self._warehouse = warehouse
-        self._spark = warehouse.spark
+        self._spark = jobs.session
         self._number = number
         self._plan = plan
-        self._pool = pool
+        self._jobs = jobs
         self._feedback = feedback
         self._on_stage = on_stage
         self._is_small = plan.records <= SMALL_RECORDS and plan.bytes <= SMALL_BYTES
-        self._written = Written()
+        self._result = BatchResult()
 
-    def run(self, address: Address, *, fails_on_data_loss: bool) -> Written:
-        """Do what is not done yet. The log is read at ``address``, should it have to be read."""
-        self._fit_session()
+    def run(self, address: ServerAddress, *, fails_on_data_loss: bool) -> BatchResult:
+        """Do what is not committed yet. ``address`` is used only if the records still have to be copied."""
+        self._configure_session()
         if not self._has(self._warehouse.requests):
             self._fill_tables(address, fails_on_data_loss=fails_on_data_loss)
         self._on_stage("positions")
         self._warehouse.positions.advance(self._number, self._plan)
-        return self._written
+        return self._result
 
-    def _fill_tables(self, address: Address, *, fails_on_data_loss: bool) -> None:
+    def _fill_tables(self, address: ServerAddress, *, fails_on_data_loss: bool) -> None:
         self._on_stage("messages")
-        stored = self._stored(address, fails_on_data_loss=fails_on_data_loss)
+        stored = self._store_messages(address, fails_on_data_loss=fails_on_data_loss)
         self._on_stage("tables")
-        is_of_kernels = any(each.topic.startswith(KERNEL_TOPIC_PREFIX) for each in self._plan.ranges)
-        decoded = self._decoded(stored) if is_of_kernels else None
-        # Only now: it is done in the time in which the fold is thought out, which leaves the cores idle.
-        with _all_of(self._submit_aggregates("messages", stored)) as sums:
+        has_kernels = any(each.topic.startswith(KERNEL_TOPIC_PREFIX) for each in self._plan.ranges)
+        decoded = self._decode(stored) if has_kernels else None
+        # Not earlier: these jobs run while Spark plans the fold, which leaves the cores idle.
+        with _wait_all(self._submit_aggregates("messages", stored)) as sums:
             changes, state = self._fold(decoded) if decoded is not None else ([], None)
         self._on_stage("feedback")
         self._publish([*(future.result() for future in sums), *changes])
@@ -141,64 +113,64 @@ class Batch:
             self._on_stage("state")
             self._warehouse.requests.commit(self._number, state, replacing_all=True)
 
-    def _fit_session(self) -> None:
-        settings = SMALL if self._is_small else large(self._spark.sparkContext.defaultParallelism)
-        for name, value in settings.items():
+    def _configure_session(self) -> None:
+        conf = tuning.small_batch_conf() if self._is_small else tuning.large_batch_conf(self._jobs.cores)
+        for name, value in conf.items():
             self._spark.conf.set(name, value)
 
     @contextmanager
-    def _split_by_size(self) -> Iterator[None]:
-        """What this thread plans in this block is shuffled into more tasks, the larger the batch is.
+    def _more_tasks(self) -> Iterator[None]:
+        """Shuffle what is planned in this block into more tasks, the larger the batch is.
 
-        It may happen to what others plan meanwhile, which is few rows either way.
+        The setting is the session's, so it may also apply to jobs of other threads, which have few rows in any case.
         """
-        if self._is_small:
+        if self._is_small or not tuning.is_on("task-sizes"):
             yield
             return
-        cores = self._spark.sparkContext.defaultParallelism
-        tasks = max(TASKS_PER_CORE * cores, -(-self._plan.bytes // SHUFFLED_BYTES))
-        self._spark.conf.set(SHUFFLED_INTO, tasks)
+        tasks = tuning.fold_tasks(self._jobs.cores, self._plan.bytes)
+        self._spark.conf.set(tuning.SHUFFLE_PARTITIONS, tasks)
         try:
             yield
         finally:
-            self._spark.conf.set(SHUFFLED_INTO, cores)
+            self._spark.conf.set(tuning.SHUFFLE_PARTITIONS, self._jobs.cores)
 
     def _has(self, table: Table) -> bool:
         return table.batch >= self._number
 
     # The records
 
-    def _stored(self, address: Address, *, fails_on_data_loss: bool) -> DataFrame:
-        """The batch's rows of ``messages``, which are in the table from now on."""
+    def _store_messages(self, address: ServerAddress, *, fails_on_data_loss: bool) -> DataFrame:
+        """Commit the batch's records to ``messages``, unless they are, and return these rows."""
         table = self._warehouse["messages"]
         if self._has(table):
-            return self._within_plan(table.rows(self._spark, table.files_of(self._number)))
+            return self._select_planned(table.rows(self._spark, table.files_of(self._number)))
         staged = table.stage_files(
-            lambda directory: self._copied(address, directory, fails_on_data_loss=fails_on_data_loss),
+            lambda directory: self._copy_records(address, directory, fails_on_data_loss=fails_on_data_loss),
             self._number,
         )
         table.commit(self._number, staged, metadata={"plan": self._plan.to_json()})
-        self._written.tables["messages"] = staged.rows
-        self._written.lost = self._plan.records - staged.rows
+        self._result.tables["messages"] = staged.rows
+        self._result.lost = self._plan.records - staged.rows
         return self._rows_of(table, staged.files)
 
-    def _copied(self, address: Address, directory: Path, *, fails_on_data_loss: bool) -> list[Path]:
-        """The planned records, from the log, in files."""
-        context = self._spark.sparkContext
-        groups = grouped(
+    def _copy_records(
+        self, address: ServerAddress, directory: Path, *, fails_on_data_loss: bool
+    ) -> list[Path]:
+        """Copy the planned records from the log into files, and return their paths."""
+        groups = partition_ranges(
             self._plan.ranges,
             records_max=RECORDS_PER_PARTITION,
-            groups_min=1 if self._is_small else context.defaultParallelism,
+            groups_min=1 if self._is_small else self._jobs.cores,
         )
-        work = [Copying(address, group, directory, fails_on_data_loss) for group in groups]
-        written = context.parallelize(work, len(work)).flatMap(Copying.run).collect()
-        return [directory / name for name in written]
+        tasks = [CopyTask(address, group, directory, fails_on_data_loss) for group in groups]
+        names = self._spark.sparkContext.parallelize(tasks, len(tasks)).flatMap(CopyTask.run).collect()
+        return [directory / name for name in names]
 
-    def _within_plan(self, rows: DataFrame) -> DataFrame:
-        """The rows that the plan names. Files that were written again since may hold others."""
-        inside = (F.col("start") <= F.col("offset")) & (F.col("offset") < F.col("stop"))
+    def _select_planned(self, rows: DataFrame) -> DataFrame:
+        """Return the rows of the plan. Files that were compacted since may have rows of other batches too."""
+        is_planned = (F.col("start") <= F.col("offset")) & (F.col("offset") < F.col("stop"))
         joined = rows.join(F.broadcast(self._ranges()), ["topic", "epoch"])
-        return joined.where(inside).select(*rows.columns)
+        return joined.where(is_planned).select(*rows.columns)
 
     def _ranges(self) -> DataFrame:
         rows = [(each.topic, each.epoch, each.start, each.stop) for each in self._plan.ranges]
@@ -206,64 +178,65 @@ class Batch:
 
     # The requests
 
-    def _fold(self, decoded: DataFrame) -> tuple[list[Change | None], Staged]:
-        """Fold the batch into the requests that are open, and write what comes of it."""
+    def _fold(self, decoded: DataFrame) -> tuple[list[ChangedRows | None], StagedFiles]:
+        """Fold the batch into the open requests, write the tables of requests, and stage the new state."""
         state = self._warehouse.requests
         before = state.files()
-        requests = merged(state.rows(self._spark, before), decoded)
+        requests = fold_requests(state.rows(self._spark, before), decoded)
         try:
-            # First, and alone: people wait for it, and the others then find the requests in memory.
-            with self._split_by_size():
+            # Before the other tables: users wait for this one, and it leaves the requests in Spark's cache for them.
+            with self._more_tasks():
                 closed = self._write_executions(requests.persist(), before)
             sums = self._submit_aggregates("executions", closed)
-            with _all_of([*sums, self._pool.submit(self._write_orphans, requests)]):
-                staged = self._staged(state, carried(requests), before)
-            self._written.state_rows = staged.rows
+            work: list[Future[Any]] = [*sums, self._jobs.submit(self._write_orphans, requests)]
+            with _wait_all(work):
+                staged = self._stage(state, next_state(requests), before)
+            self._result.state_rows = staged.rows
             return [future.result() for future in sums], staged
         finally:
             requests.unpersist()
 
-    def _decoded(self, stored: DataFrame) -> DataFrame:
-        """The batch's rows of ``iopub``: read back where they were just written, so that they are decoded once."""
+    def _decode(self, stored: DataFrame) -> DataFrame:
+        """Commit the batch's rows to ``iopub``, unless they are, and read them back: they are decoded once."""
         table = self._warehouse["iopub"]
         if self._has(table):
             return iopub(stored)
-        staged = self._staged(table, iopub(stored))
+        staged = self._stage(table, iopub(stored))
         table.commit(self._number, staged)
-        self._written.tables["iopub"] = staged.rows
+        self._result.tables["iopub"] = staged.rows
         return self._rows_of(table, staged.files)
 
     def _write_executions(self, requests: DataFrame, before: Iterable[str]) -> DataFrame | None:
-        """Returns the closed ones: read back, if they were just written, and not worked out again. None: no one."""
+        """Commit ``executions``. Return the closed ones, read back and so computed once; None if there are none."""
         table = self._warehouse["executions"]
         rows = executions.executions(requests)
         if self._has(table):
             return rows.where("not is_running")
-        staged = self._staged(table, rows, before)
+        staged = self._stage(table, rows, before)
         table.commit(self._number, staged, replacing=RUNNING)
-        self._written.tables["executions"] = staged.rows
+        self._result.tables["executions"] = staged.rows
         files = [file for file in staged.files if "is_running=true" not in file.path]
         return self._rows_of(table, files) if files else None
 
     def _write_orphans(self, requests: DataFrame) -> None:
         table = self._warehouse["orphans"]
         if not self._has(table):
-            staged = self._staged(table, orphans.orphans(requests))
+            staged = self._stage(table, orphans.orphans(requests))
             if staged.rows:
                 table.commit(self._number, staged)
-            self._written.tables["orphans"] = staged.rows
+            self._result.tables["orphans"] = staged.rows
 
     # The aggregates
 
-    def _submit_aggregates(self, source: str, rows: DataFrame | None) -> list[Future[Change | None]]:
+    def _submit_aggregates(self, source: str, rows: DataFrame | None) -> list[Future[ChangedRows | None]]:
         """Merge the rows of a source into every table that sums it, each in a thread of the pool."""
         return [
-            self._pool.submit(self._merge, aggregate, rows)
+            self._jobs.submit(self._merge, aggregate, rows)
             for aggregate in AGGREGATES
             if aggregate.source == source
         ]
 
-    def _merge(self, aggregate: AggregateTable, source: DataFrame | None) -> Change | None:
+    def _merge(self, aggregate: AggregateTable, source: DataFrame | None) -> ChangedRows | None:
         """Merge what the source adds into a table; return the changed rows if they are to be published."""
         name = aggregate.schema.name
         table = self._warehouse[name]
@@ -278,40 +251,40 @@ class Batch:
             rows = self._spark.createDataFrame(added)
             if existing:
                 rows = aggregate.merge(table.rows(self._spark, existing), rows)
-            staged = self._staged(table, rows, existing, are_few=added.num_rows <= SMALL_RECORDS)
+            staged = self._stage(table, rows, existing, are_few=added.num_rows <= SMALL_RECORDS)
             table.commit(self._number, staged, replacing=hours)
-            self._written.tables[name] = staged.rows
+            self._result.tables[name] = staged.rows
         if self._feedback is None:
             return None
         now = pa.concat_tables(parquet.read_table(file) for file in sorted(table.files(hours)))
-        return Change(name, changed(now, added.select(list(aggregate.keys))))
+        return ChangedRows(name, rows_with_keys(now, added.select(list(aggregate.keys))))
 
-    def _publish(self, changes: Iterable[Change | None]) -> None:
+    def _publish(self, changes: Iterable[ChangedRows | None]) -> None:
         for change in changes:
             if change is not None and self._feedback is not None:
                 self._feedback.publish(f"pipeline.{change.table}", self._number, change.rows)
 
     # Files
 
-    def _staged(
-        self, table: Table, rows: DataFrame, beside: Iterable[str] = (), *, are_few: bool = False
-    ) -> Staged:
-        """The rows, in files. ``beside`` are the files of what the batch's own rows were merged with."""
-        fitted = table.fitted(rows)
-        if (self._is_small or are_few) and table.bytes_of(beside) <= SMALL_BYTES:
-            return table.stage_few(fitted.toArrow(), self._number)
-        return table.stage(fitted, self._number)
+    def _stage(
+        self, table: Table, rows: DataFrame, merged_with: Iterable[str] = (), *, are_few: bool = False
+    ) -> StagedFiles:
+        """Write rows to files, without committing. ``merged_with``: files whose rows are among them."""
+        rows = table.cast_rows(rows)
+        if (self._is_small or are_few) and table.bytes_of(merged_with) <= SMALL_BYTES:
+            return table.stage_local(rows.toArrow(), self._number)
+        return table.stage(rows, self._number)
 
     def _rows_of(self, table: Table, files: Iterable[AddAction]) -> DataFrame:
         return table.rows(self._spark, [str(table.path / file.path) for file in files])
 
 
 @contextmanager
-def _all_of(work: list[Future[Any]]) -> Iterator[list[Future[Any]]]:
-    """Leave the block only when all of the work has ended, also when the block itself fails; raise what it raised."""
+def _wait_all(futures: Sequence[Future[T]]) -> Iterator[Sequence[Future[T]]]:
+    """Wait for all futures at the end of the block, also when it raises; raise the first of their exceptions."""
     try:
-        yield work
+        yield futures
     finally:
-        wait(work)
-    for each in work:
-        each.result()
+        wait(futures)
+    for future in futures:
+        future.result()

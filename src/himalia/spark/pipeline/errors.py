@@ -1,4 +1,4 @@
-"""What went wrong in a batch: our own errors, found again in what Spark says of them."""
+"""Errors of a batch: Himalia's own errors are recovered from the text of Spark's exceptions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from himalia import errors
 from himalia.errors import ConfigurationError, HimaliaError
 
-# As a worker's traceback names it; the sentence is on the same line.
+# As in a worker's traceback, with the message on the same line.
 _OURS = re.compile(r"himalia\.errors\.(\w+): ([^\n]+)")
 _MISSING = re.compile(r"^ModuleNotFoundError: No module named '([\w.]+)'", re.MULTILINE)
 _TRACEBACK = "Traceback (most recent call last):\n"
@@ -15,8 +15,8 @@ _CALLING = re.compile(r"An error occurred while calling \S+\n: ")
 LINE_LENGTH_MAX = 500
 
 
-def translated(error: Exception) -> HimaliaError | None:
-    """The error of ours behind an exception; None if it is none."""
+def find_himalia_error(error: Exception) -> HimaliaError | None:
+    """Return the Himalia error that caused an exception; None if there is none."""
     if isinstance(error, HimaliaError):
         return error
     if missing := _MISSING.search(str(error)):
@@ -32,11 +32,11 @@ def translated(error: Exception) -> HimaliaError | None:
 
 
 def first_line(error: Exception) -> str:
-    """What an exception says, as far as it fits into a sentence: of a worker's traceback, the line below it."""
-    _, is_of_worker, said = _CALLING.sub("", str(error)).rpartition(_TRACEBACK)
+    """Return the first line of an exception's message, or the line below the last traceback of a worker in it."""
+    _, is_of_worker, message = _CALLING.sub("", str(error)).rpartition(_TRACEBACK)
     lines = [
         line.strip()
-        for line in said.splitlines()
+        for line in message.splitlines()
         if line.strip() and not (is_of_worker and line[0].isspace())
     ]
     return (lines[0] if lines else type(error).__name__)[:LINE_LENGTH_MAX]

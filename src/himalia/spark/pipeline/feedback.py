@@ -1,7 +1,7 @@
-"""Results flow back: what changed in some tables is published to topics, and how far the log has been read.
+"""Publish the pipeline's results to topics: the rows that a batch changed, and how far the log is read.
 
-A batch's rows are published under its number, which the log stores beside them. A batch that is run again publishes the
-same rows under the same number, and they are stored once.
+The rows of a batch are published under its number, which the log stores with them: a batch that is repeated publishes
+the same rows under the same number, and they are stored once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from himalia.errors import HimaliaError, TopicNotFound, Unauthorized
 from himalia.record import Position
 from himalia.retry import TRANSIENT_ERRORS
-from himalia.spark.pipeline.server_client import Server
+from himalia.spark.pipeline.server_client import ServerClient
 
 logger = logging.getLogger("himalia.spark")
 
@@ -28,47 +28,47 @@ POSITIONS_KEPT = {"count": 10}
 BODY_ROWS = 1_000
 BODY_BYTES_MAX = 8 << 20
 BODIES_MAX = 10_000
-"""More bodies than this cannot come of one batch; their numbers follow the batch's."""
+"""A batch needs fewer bodies than this for a topic: a sequence combines the numbers of batch and body."""
 ROW_BYTES_MAX = 500_000
 TEXT_LENGTH_MAX = 4_000
-"""Of each text in a row that is longer than that."""
-LEFT_OUT = ("histogram", "hour")
+"""The length of each text in a row that exceeds ``ROW_BYTES_MAX``."""
+UNPUBLISHED_COLUMNS = ("histogram", "hour")
 """Columns that only merging needs."""
 
 
 class Feedback:
-    """Publishes for one warehouse. Without the right to do so it warns once, and is silent from then on."""
+    """Publishes for one warehouse. Without the rights for it, it warns once and publishes nothing from then on."""
 
-    def __init__(self, server: Server, warehouse_id: str) -> None:
+    def __init__(self, server: ServerClient, warehouse_id: str) -> None:
         self._server = server
         self._producer = f"himalia-pipeline-{warehouse_id}"
-        self._made: set[str] = set()
-        self._is_refused = False
+        self._created: set[str] = set()
+        self._is_unauthorized = False
 
     def publish(self, topic: str, batch: int, rows: pa.Table) -> int:
-        """Publish the rows of a batch, exactly once however often it is called with them. Returns how many."""
+        """Publish the rows of a batch; a repeated call stores nothing twice. Returns the number of rows."""
         payloads = map(_payload, _as_dicts(rows))
         count = 0
         for number, body in enumerate(_bodies(payloads)):
-            if not self._tell(topic, body, batch * BODIES_MAX + number):
+            if not self._publish_or_warn(topic, body, batch * BODIES_MAX + number):
                 break
             count += len(body)
         return count
 
-    def tell_positions(self, positions: Mapping[str, Position]) -> None:
-        """Tell the server how far the log has been read, so that retention waits. Told twice it is as true."""
-        self._tell(POSITIONS_TOPIC, [_positions_payload(positions)])
+    def publish_positions(self, positions: Mapping[str, Position]) -> None:
+        """Publish how far the log is read, for the server's retention to wait for the pipeline."""
+        self._publish_or_warn(POSITIONS_TOPIC, [_positions_payload(positions)])
 
-    def _tell(self, topic: str, payloads: Sequence[bytes], sequence: int | None = None) -> bool:
-        """Whether it was published. What does not pass by itself is said: the tables are whole without it."""
-        if self._is_refused:
+    def _publish_or_warn(self, topic: str, payloads: Sequence[bytes], sequence: int | None = None) -> bool:
+        """Publish; return whether it succeeded. Permanent errors are logged: the tables do not depend on it."""
+        if self._is_unauthorized:
             return False
         try:
             self._publish(topic, payloads, sequence)
         except TRANSIENT_ERRORS:
             raise
         except Unauthorized as error:
-            self._is_refused = True
+            self._is_unauthorized = True
             logger.warning(
                 "nothing is published to pipeline.*: %s. Give the token the rights publish and manage on "
                 "'pipeline.>', or run without feedback",
@@ -81,31 +81,33 @@ class Feedback:
         return True
 
     def _publish(self, topic: str, payloads: Sequence[bytes], sequence: int | None) -> None:
-        if topic in self._made:
+        if topic in self._created:
             try:
                 self._server.publish(topic, payloads, producer=self._producer, sequence=sequence)
                 return
             except TopicNotFound:
-                pass  # somebody deleted it meanwhile
+                pass  # it was deleted meanwhile
         self._server.create_topic(topic, POSITIONS_KEPT if topic == POSITIONS_TOPIC else None)
-        self._made.add(topic)
+        self._created.add(topic)
         self._server.publish(topic, payloads, producer=self._producer, sequence=sequence)
 
 
-def changed(rows: pa.Table, touched: pa.Table) -> pa.Table:
-    """The rows whose key is among those touched, which hold nothing but keys."""
-    keys = touched.column_names
-    return rows.filter(pc.is_in(_joined(rows, keys), value_set=_joined(touched, keys).combine_chunks()))
+def rows_with_keys(rows: pa.Table, keys: pa.Table) -> pa.Table:
+    """Return the rows whose key is in ``keys``, a table of the key columns only."""
+    names = keys.column_names
+    return rows.filter(
+        pc.is_in(_joined_columns(rows, names), value_set=_joined_columns(keys, names).combine_chunks())
+    )
 
 
-def _joined(rows: pa.Table, keys: Sequence[str]) -> pa.ChunkedArray:
+def _joined_columns(rows: pa.Table, keys: Sequence[str]) -> pa.ChunkedArray:
     return pc.binary_join_element_wise(
         *(rows[key].cast(pa.string()) for key in keys), "\0", null_handling="replace"
     )
 
 
 def _as_dicts(rows: pa.Table) -> Iterator[dict[str, Any]]:
-    shown = rows.select([name for name in rows.column_names if name not in LEFT_OUT])
+    shown = rows.select([name for name in rows.column_names if name not in UNPUBLISHED_COLUMNS])
     for batch in shown.to_batches():
         yield from batch.to_pylist()
 
@@ -114,7 +116,7 @@ def _payload(row: dict[str, Any]) -> bytes:
     encoded = msgspec.json.encode(row)
     if len(encoded) <= ROW_BYTES_MAX:
         return encoded
-    # Lists and texts can be that long; what is told live need not hold all of them.
+    # Lists and long texts; subscribers find them in the table.
     short = {name: _shortened(value) for name, value in row.items() if not isinstance(value, list)}
     return msgspec.json.encode({**short, "truncated": True})
 
@@ -137,8 +139,8 @@ def _bodies(payloads: Iterable[bytes]) -> Iterator[list[bytes]]:
 
 
 def _positions_payload(positions: Mapping[str, Position]) -> bytes:
-    """All of them, or as many as a message can hold."""
-    chosen = dict(positions)
-    while len(encoded := msgspec.json.encode({"positions": chosen})) > POSITIONS_BYTES_MAX:
-        chosen = dict(islice(chosen.items(), len(chosen) * 3 // 4))
+    """Encode all positions, or as many as fit into a message."""
+    included = dict(positions)
+    while len(encoded := msgspec.json.encode({"positions": included})) > POSITIONS_BYTES_MAX:
+        included = dict(islice(included.items(), len(included) * 3 // 4))
     return encoded

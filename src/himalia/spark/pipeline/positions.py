@@ -1,4 +1,4 @@
-"""How far the log has been read: the table ``state/positions``, committed last in every batch."""
+"""The table ``state/positions``: how far the log is read, committed last in every batch."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ SCHEMA = StructType(
 class PositionsTable:
     """One row for each topic and epoch: the next offset to read.
 
-    A topic that is gone keeps its row: it may have been hidden only, from a token with fewer rights, and would
-    otherwise be read twice.
+    A topic that is not listed any more keeps its row: perhaps only this token may not see it, and it would be read
+    twice by the next one.
     """
 
     def __init__(self, path: Path) -> None:
         self._table = Table(path, SCHEMA)
-        self.next = self._read()
+        self.next = read_positions(self._table.delta)
 
     def refresh(self) -> None:
-        """After a failure: a commit may have been made that was not seen to succeed."""
+        """After a failure, which may have followed a successful commit."""
         self._table.refresh()
-        self.next = self._read()
+        self.next = read_positions(self._table.delta)
 
     @property
     def batch(self) -> int:
-        """The latest batch that is complete, in all tables."""
+        """The latest batch that is complete in all tables."""
         return self._table.batch
 
     @property
     def id(self) -> str:
-        """The warehouse's own name, which no other has."""
+        """An id of the warehouse that no other has."""
         return self._table.id
 
     @property
@@ -61,16 +61,13 @@ class PositionsTable:
                 "offset": pa.array(after.values(), pa.int64()),
             }
         )
-        self._table.commit(batch, self._table.stage_few(rows, batch), replacing_all=True)
+        self._table.commit(batch, self._table.stage_local(rows, batch), replacing_all=True)
         self.next = after
 
     def after(self, plan: Plan) -> dict[tuple[str, str], int]:
-        """The positions as they are once a batch is complete."""
+        """Return the positions after a batch."""
         return {**self.next, **{(each.topic, each.epoch): each.stop for each in plan.ranges}}
 
     def by_topic(self, epochs: dict[str, str]) -> dict[str, Position]:
-        """The positions in topics as they are now; 0 where nothing was read."""
+        """Return the positions in the topics' current epochs; 0 where nothing is read yet."""
         return {topic: Position(self.next.get((topic, epoch), 0), epoch) for topic, epoch in epochs.items()}
-
-    def _read(self) -> dict[tuple[str, str], int]:
-        return read_positions(self._table.delta)

@@ -1,4 +1,4 @@
-"""How a run of the pipeline gets on, and what it did."""
+"""The progress of a run of the pipeline, and its summary."""
 
 from __future__ import annotations
 
@@ -10,36 +10,36 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
-    from himalia.spark.pipeline.batch import Written
+    from himalia.spark.pipeline.batch import BatchResult
 
 DONE = "done"
 WAITING = "waiting"
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """How a run gets on: told at each stage of a batch, and with the stage ``done`` after it."""
+    """The state of a run at a stage of a batch; the last stage of a batch is ``done``."""
 
     batch: int
     stage: str
     rows: int
     """Records in this batch."""
     total_rows: int
-    """Records that this run has taken in, this batch included when it is done."""
+    """Records that this run has read, including this batch when it is done."""
     seconds: float
-    """Since the batch began."""
+    """Since the beginning of the batch."""
     rows_per_s: float
     lag: int
-    """Records that are left after this batch, as of its beginning."""
+    """Records that are unread after this batch, as of its beginning."""
     tables: dict[str, int]
-    """Rows that this batch has written, by table."""
+    """The number of rows that this batch wrote, by table."""
     state_rows: int
-    """Requests that are carried on."""
+    """Rows of the state: open requests, recently closed ones, and messages that wait for their request."""
     lost: int
-    """Records that were gone before this run could read them."""
+    """Records that were deleted before this run could read them."""
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """What a run did."""
+    """The totals of a run."""
 
     batches: int
     rows: int
@@ -50,8 +50,8 @@ class Summary(msgspec.Struct, frozen=True):
     lag: int
 
 
-class Meter:
-    """Counts what a run does, and tells it on."""
+class ProgressReporter:
+    """Counts what a run does, and calls ``on_progress`` at each stage, in the thread that runs."""
 
     def __init__(self, on_progress: Callable[[Progress], None] | None) -> None:
         self.lost = 0
@@ -89,17 +89,17 @@ class Meter:
             )
         )
 
-    def end(self, written: Written) -> None:
+    def end(self, result: BatchResult) -> None:
         self._batches += 1
         self._rows += self._records
-        self._tables.update(written.tables)
-        self.lost += written.lost
-        if written.state_rows is not None:
-            self._state_rows = written.state_rows
-        self.stage(DONE, written.tables)
+        self._tables.update(result.tables)
+        self.lost += result.lost
+        if result.state_rows is not None:
+            self._state_rows = result.state_rows
+        self.stage(DONE, result.tables)
 
     def idle(self, batch: int) -> None:
-        """Nothing is new."""
+        """Report that there are no new records."""
         self.begin(batch, 0, 0)
 
     def summary(self) -> Summary:

@@ -1,4 +1,4 @@
-"""The server as the driver speaks to it: which topics there are, and publishing what the pipeline found."""
+"""The server as the pipeline's driver calls it: lists topics, and publishes results."""
 
 from __future__ import annotations
 
@@ -9,81 +9,73 @@ import msgspec
 
 from himalia.client.discovery import Finder
 from himalia.errors import ConnectionFailed, TopicExists
-from himalia.spark.connector.http import Address, Connection, topic_path
-from himalia.spark.pipeline.plan import TopicEnd
+from himalia.spark.connector.address import ServerAddress
+from himalia.spark.connector.http import ServerConnection
+from himalia.spark.connector.planning import TopicExtent
+from himalia.spark.connector.topics import list_topics, topic_path
+from himalia.spark.connector.write import NDJSON
 
-NDJSON = "application/x-ndjson"
+JSON = "application/json"
 
 T = TypeVar("T")
 
 
-class _Listed(msgspec.Struct):
-    topics: list[TopicEnd]
-
-
-class Server:
-    """For one thread. Each call answers or raises; the server is looked for anew after a failure."""
+class ServerClient:
+    """Keeps one connection, and discovers the server again after a failure. For one thread."""
 
     def __init__(self, url: str | None, token: str | None) -> None:
         self._finder = Finder(url, token)
-        self._connection: Connection | None = None
+        self._connection: ServerConnection | None = None
 
     @property
-    def address(self) -> Address:
-        """Where it is now; one that was restarted may have another port and token."""
+    def address(self) -> ServerAddress:
+        """The server's current address; after a restart it may have another port and token."""
         found = self._finder.find()
-        return Address(found.url, found.token)
+        return ServerAddress(found.url, found.token)
 
-    def topics(self) -> list[TopicEnd]:
-        """Every topic that the token may see."""
-        return self._ask("GET", "/topics", _topics_in)
+    def topics(self) -> list[TopicExtent]:
+        """Return every topic that the token may see."""
+        return list(self._call(list_topics).values())
 
     def create_topic(self, name: str, retention: Mapping[str, Any] | None = None) -> None:
-        """Make sure that it is there."""
+        """Create a topic unless it exists."""
         body = {"name": name} if retention is None else {"name": name, "retention": retention}
         try:
-            self._ask("POST", "/topics", _anything, body=body)
+            self._post("/topics", msgspec.json.encode(body), JSON)
         except TopicExists:
             pass
 
     def publish(
         self, topic: str, payloads: Sequence[bytes], *, producer: str, sequence: int | None = None
     ) -> None:
-        """Publish JSON payloads; the same ``producer`` and ``sequence`` again are one publish."""
+        """Publish JSON payloads. A repeat with the same ``producer`` and ``sequence`` stores nothing."""
         body = b"".join(b'{"payload":%b}\n' % payload for payload in payloads)
         query = None if sequence is None else {"producer": producer, "sequence": sequence}
-        self._ask("POST", topic_path(topic, "messages"), _anything, query, raw=body)
+        self._post(topic_path(topic, "messages"), body, NDJSON, query)
 
     def close(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
-    def _ask(
-        self,
-        method: str,
-        path: str,
-        read: Callable[[Any], T],
-        query: Mapping[str, Any] | None = None,
-        *,
-        body: Any = None,
-        raw: bytes | None = None,
-    ) -> T:
-        given = raw if body is None else msgspec.json.encode(body)
-        headers = {"Content-Type": NDJSON if body is None else "application/json"}
+    def _post(
+        self, path: str, body: bytes, content_type: str, query: Mapping[str, Any] | None = None
+    ) -> None:
+        headers = {"Content-Type": content_type}
+        self._call(
+            lambda connection: connection.request("POST", path, _ignore_response, query, body, headers)
+        )
+
+    def _call(self, work: Callable[[ServerConnection], T]) -> T:
         if self._connection is not None:
             try:
-                return self._connection.ask(method, path, read, query, given, headers)
+                return work(self._connection)
             except ConnectionFailed:
-                # A server ends connections that were idle for a while. Every call may be repeated.
+                # The server closes idle connections. Every call of this class may be repeated.
                 self.close()
-        self._connection = Connection(self.address)
-        return self._connection.ask(method, path, read, query, given, headers)
+        self._connection = ServerConnection(self.address)
+        return work(self._connection)
 
 
-def _topics_in(told: Any) -> list[TopicEnd]:
-    return msgspec.convert(told, _Listed).topics
-
-
-def _anything(told: Any) -> Any:
-    return told
+def _ignore_response(_: Any) -> None:
+    return None

@@ -1,55 +1,59 @@
-"""Being asked to stop, by another thread or by a signal handler."""
+"""A request to stop, from another thread or a signal handler."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from queue import Empty, SimpleQueue
+from typing import Literal
 
 
-class Stopping:
-    """A wish to stop, which cuts waits short.
+class StopFlag:
+    """Set once to stop the work; waits end as soon as it is set.
 
-    ``ask`` takes no lock: a signal handler runs in the middle of anything. If the work has not ended ``grace_s`` after
-    it, ``on_overdue`` is called, in a thread of its own.
+    ``request`` takes no lock, so that a signal handler can call it wherever the thread was interrupted.
     """
 
-    def __init__(self, grace_s: float, on_overdue: Callable[[], None]) -> None:
-        self.is_asked = False
-        self._grace_s = grace_s
-        self._on_overdue = on_overdue
+    def __init__(self) -> None:
+        self.is_requested = False
         self._wakes: SimpleQueue[None] = SimpleQueue()
-        self._news: SimpleQueue[str] = SimpleQueue()
+        self._events: SimpleQueue[Literal["requested", "finished"]] = SimpleQueue()
 
-    def watch(self) -> None:
-        """From now on ``on_overdue`` may be called, until ``over``."""
-        threading.Thread(target=self._watch, name="himalia-stopping", daemon=True).start()
-
-    def ask(self) -> None:
-        self.is_asked = True
+    def request(self) -> None:
+        self.is_requested = True
         self._wakes.put(None)
-        self._news.put("asked")
+        self._events.put("requested")
 
-    def over(self) -> None:
-        """The work has ended: nothing is overdue any more."""
-        self._news.put("over")
+    @contextmanager
+    def deadline(self, grace_s: float, on_overdue: Callable[[], None]) -> Iterator[None]:
+        """Call ``on_overdue`` if the block has not ended ``grace_s`` after the request, or at a second request.
+
+        It is called in a thread of its own, at most once.
+        """
+        threading.Thread(
+            target=self._watch, args=(grace_s, on_overdue), name="himalia-stopping", daemon=True
+        ).start()
+        try:
+            yield
+        finally:
+            self._events.put("finished")
 
     def wait(self, seconds: float) -> None:
-        """Wait, but no longer than until somebody asks."""
-        if self.is_asked or seconds <= 0:
+        """Wait until the time is over or a stop is requested."""
+        if self.is_requested or seconds <= 0:
             return
         try:
             self._wakes.get(timeout=seconds)
         except Empty:
             pass
 
-    def _watch(self) -> None:
-        if self._news.get() == "over":
+    def _watch(self, grace_s: float, on_overdue: Callable[[], None]) -> None:
+        if self._events.get() == "finished":
             return
         try:
-            # A second wish is an impatient one.
-            told = self._news.get(timeout=self._grace_s)
+            is_finished = self._events.get(timeout=grace_s) == "finished"
         except Empty:
-            told = "overdue"
-        if told != "over":
-            self._on_overdue()
+            is_finished = False
+        if not is_finished:
+            on_overdue()

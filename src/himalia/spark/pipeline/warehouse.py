@@ -12,16 +12,12 @@ from himalia.spark.delta.table import Table
 from himalia.spark.pipeline.positions import PositionsTable
 from himalia.spark.transforms import errors, kernel_health, topic_activity
 from himalia.spark.transforms.requests import STATE_SCHEMA
-from himalia.tables.catalog import CATALOG, TableSchema
+from himalia.tables.catalog import CATALOG, POSITIONS, REQUESTS, TableSchema
 
 AGGREGATES = (topic_activity.TABLE, kernel_health.TABLE, errors.TABLE)
 """The tables of sums. A new one is a file in ``transforms`` and an entry here."""
 TABLES = CATALOG | {table.schema.name: table.schema for table in AGGREGATES}
 """The schemas of all tables for users, by name."""
-
-REQUESTS = "state/requests"
-POSITIONS = "state/positions"
-"""The pipeline's own state, from which the next batch continues."""
 
 
 class Warehouse:

@@ -1,13 +1,12 @@
-"""Time and endings, per topic: what the records of a batch say to all requests of their topic.
+"""Time and endings of topics: what the records of a batch mean for all requests of their topic.
 
-Time is the records' own: a topic's time is that of its newest record, and a rule that waits for it to pass never looks
-at a clock on a wall. An *ending* is an event after which nothing that ran goes on: the kernel died, was stopped, or is
-restarted. The first two are *final*: nothing that the process said comes after them, so nothing has to be remembered
-of it, whether or not the topic's time goes on. And where a topic was deleted and created again, what the old one had
-open stays unanswered.
+Time is that of the records: a topic's time is the time of its newest record, and no rule reads a clock. An *ending* is
+an event that ends all open requests: the kernel died, was stopped, or is restarted. The first two are *final*: no
+message of the process follows, so nothing of it has to be remembered, whatever the topic's time. If a topic was deleted
+and created again, the requests that were open in its old epoch stay unanswered.
 
-All of this is small, one row per topic and few endings, so it is fetched first (one job that reads six columns): the
-fold then joins it as a table that is known, which costs no further stages.
+All of this is small, one row per topic and few endings, so the driver fetches it first (one job that reads six
+columns): the fold then joins it as a local table, which needs no further stages.
 """
 
 from __future__ import annotations
@@ -72,40 +71,40 @@ _FURTHER = pa.schema(
 )
 
 
-class Clock:
-    """What a batch says of its topics.
+class TopicEndings:
+    """The times and endings of a batch's topics.
 
     ``topics`` has a row for each topic and epoch of the batch or the state:
 
-    - ``topic_us``: the topic's time at the end of the batch; null if the batch has nothing of it
-    - ``superseded_us``: when the next epoch of the topic began; null if none did
-    - ``first_ending`` of it in the batch; null if there is none
-    - ``last_final``: the offset of its last final ending in the batch; null if there is none
+    - ``topic_us``: the topic's time at the end of the batch; null if the batch has no record of it
+    - ``superseded_us``: when the next epoch of the topic began; null if there is none
+    - ``first_ending`` in the batch; null if there is none
+    - ``last_final``: the offset of the last final ending in the batch; null if there is none
     """
 
     def __init__(self, state: DataFrame, iopub: DataFrame) -> None:
-        """Reads both."""
-        said = iopub.groupBy("topic", "epoch").agg(
+        """Run a job that reads both."""
+        summary = iopub.groupBy("topic", "epoch").agg(
             F.expr("unix_micros(min(ts))").alias("first_us"),
             F.expr("unix_micros(max(ts))").alias("last_us"),
             F.expr(f"sort_array({_ENDING})").alias("endings"),
         )
         known = state.select("topic", "epoch").distinct()
-        rows = said.join(known, ["topic", "epoch"], "full").collect()
+        rows = summary.join(known, ["topic", "epoch"], "full").collect()
         session = iopub.sparkSession
         self.topics = F.broadcast(session.createDataFrame(_table(_TOPICS, _topics(rows))))
         further = list(_further_endings(rows))
         self._further = F.broadcast(session.createDataFrame(_table(_FURTHER, further))) if further else None
 
-    def with_further_ending(self, rows: DataFrame, wanted: Column) -> DataFrame:
-        """Records with ``further``: the first ending after each that is wanted and is not before the topic's first."""
+    def with_next_ending(self, rows: DataFrame, condition: Column) -> DataFrame:
+        """Add ``further``: where the condition holds, the first ending after the record, except the topic's first."""
         if self._further is None:
             return rows.withColumn("further", F.lit(None).cast(ENDING))
         next_of_block = F.expr("get(filter(endings, ending -> ending.offset > offset), 0)")
         return (
             rows.withColumn("block", F.shiftright("offset", _BLOCK_BITS))
             .join(self._further, ["topic", "epoch", "block"], "left")
-            .withColumn("further", F.when(wanted, next_of_block))
+            .withColumn("further", F.when(condition, next_of_block))
             .drop("block", "endings")
         )
 
@@ -115,7 +114,7 @@ def _topics(rows: Sequence[Row]) -> Iterator[tuple[Any, ...]]:
     for row in rows:
         by_topic[row.topic].append(row)
     for epochs in by_topic.values():
-        # An epoch of which only the state knows is older than all in the batch.
+        # An epoch that is only in the state is older than those in the batch.
         epochs.sort(key=lambda row: (row.first_us or 0, row.epoch))
         for row, newer in zip(epochs, [*epochs[1:], None], strict=True):
             superseded_us = newer.first_us if newer is not None else None
@@ -132,7 +131,7 @@ def _topics(rows: Sequence[Row]) -> Iterator[tuple[Any, ...]]:
 
 
 def _endings(row: Row) -> list[dict[str, Any]]:
-    """The endings of a topic, each with the final one that follows it or that it is, and the one before it."""
+    """Return the endings of a topic in order, each with the offsets of the final ones from it on and before it."""
     endings = [ending.asDict() for ending in row.endings or ()]
     before = None
     for ending in endings:
@@ -145,10 +144,10 @@ def _endings(row: Row) -> list[dict[str, Any]]:
 
 
 def _further_endings(rows: Sequence[Row]) -> Iterator[tuple[Any, ...]]:
-    """Endings of a topic after its first, by blocks of offsets: all that may be the next one of a record of a block.
+    """Yield the endings of a topic after its first, by blocks of offsets: those that may follow a record of the block.
 
-    By blocks, because a list of all endings, looked through by each request, would make a kernel that is restarted
-    after every request quadratic.
+    In blocks, because a search of each request through a list of all endings would take quadratic time for a kernel
+    that is restarted after every request.
     """
     for row in rows:
         blocks: dict[int, list[dict[str, Any]]] = defaultdict(list)

@@ -12,14 +12,14 @@ from himalia.spark.transforms import bounded_text, requests
 from himalia.spark.transforms.iopub import IOPUB_CHANNELS, kernel_of
 
 TOLERANCE_US = 1_000_000
-"""As in ``himalia.jupyter.duration``, which this package does not import: executors have no kernels."""
+"""As in ``himalia.jupyter.duration``, which this package may not import."""
 
 
-def executions(merged: DataFrame) -> DataFrame:
-    """The rows of the requests that closed in this batch, and of all that are open after it."""
+def executions(folded: DataFrame) -> DataFrame:
+    """Return the requests that closed in this batch, and all that are open after it, from ``fold_requests``."""
     queued, started, finished = "coalesce(sums.queued_us, sums.sent_us)", "sums.started_us", "life.closed_us"
     counts = [f"sums.{channel}_messages" for channel in IOPUB_CHANNELS]
-    decided = merged.where(F.col("verdict").isin(requests.CLOSED, requests.RUNNING))
+    decided = folded.where(F.col("outcome").isin(requests.CLOSED, requests.RUNNING))
     return decided.selectExpr(
         f"{kernel_of('topic')} as kernel_id",
         "topic",
@@ -36,7 +36,7 @@ def executions(merged: DataFrame) -> DataFrame:
         f"{_run_ms(queued, started, finished)} as run_ms",
         f"{' + '.join(counts)} as messages",
         *counts,
-        *(f"{bounded_text.shown(f'sums.{name}')} as {name}" for name in requests.STREAMS),
+        *(f"{bounded_text.render(f'sums.{name}')} as {name}" for name in requests.STREAMS),
         *(f"sums.{name}.bytes as {name}_bytes" for name in requests.STREAMS),
         "sums.first_offset",
         "sums.last_offset",
@@ -52,7 +52,7 @@ def executions(merged: DataFrame) -> DataFrame:
 
 
 def _run_ms(asked_us: str, started_us: str, closed_us: str) -> str:
-    """How long it ran, by the rule of ``himalia.jupyter.duration``."""
+    """Return how long a request ran, by the rule of ``himalia.jupyter.duration``."""
     is_plausible = f"""
         busy_header_us <= idle_header_us
         and busy_header_us >= coalesce({asked_us}, {started_us}) - {TOLERANCE_US}
@@ -63,5 +63,5 @@ def _run_ms(asked_us: str, started_us: str, closed_us: str) -> str:
 
 
 def _ms(start_us: str, end_us: str) -> str:
-    """A span in milliseconds. What came before its request appeared may have begun before it was queued: 0 then."""
+    """Return a span in milliseconds; 0 if it ends first: messages may precede the record that queued their request."""
     return f"if({start_us} is null or {end_us} is null, null, greatest({end_us} - {start_us}, 0) / 1000)"

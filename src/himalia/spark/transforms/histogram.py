@@ -1,7 +1,7 @@
-"""Durations counted in fixed buckets on a logarithmic scale: counts add up exactly, and percentiles come from them.
+"""Histograms of durations with fixed logarithmic buckets, which add up exactly, and percentiles from them.
 
-Bucket *i* is for durations above 2^((i-1)/8) ms and up to 2^(i/8) ms. docs/tables.md defines their percentiles, for the
-page too. Durations are whole microseconds; 0 counts as 1.
+Bucket *i* has durations above 2^((i-1)/8) ms and up to 2^(i/8) ms. docs/tables.md defines the percentiles, for the page
+too. Durations are whole microseconds; 0 counts as 1.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ SHORTEST_MS = 0.001
 
 
 def bucket_of(ms: Column) -> Column:
-    """The bucket of a duration; null for null."""
-    # Spark's ``greatest`` passes over null.
+    """Return the bucket of a duration; null for null."""
+    # Spark's ``greatest`` ignores nulls.
     at_least = F.when(ms.isNotNull(), F.greatest(ms, F.lit(SHORTEST_MS)))
     return F.ceil(F.log2(at_least) * PER_DOUBLING).cast("int")
 
 
 def percentile(histogram: Column, share: float) -> Column:
-    """The duration in ms that this share of those counted do not exceed; null if none was counted."""
+    """Return the duration in ms that this share of the counted durations does not exceed; null if there are none."""
     buckets = F.sort_array(F.map_keys(histogram))
-    wanted = F.ceil(_total(histogram) * share)
+    rank = F.ceil(_total(histogram) * share)
 
-    def reached(bucket: Column) -> Column:
-        upto = F.map_filter(histogram, lambda key, _: key <= bucket)
-        return _total(upto) >= wanted
+    def reaches_rank(bucket: Column) -> Column:
+        up_to_bucket = F.map_filter(histogram, lambda key, _: key <= bucket)
+        return _total(up_to_bucket) >= rank
 
-    found = F.get(F.filter(buckets, reached), F.lit(0))
+    found = F.get(F.filter(buckets, reaches_rank), F.lit(0))
     return F.pow(F.lit(2.0), (found - 0.5) / PER_DOUBLING)
 
 

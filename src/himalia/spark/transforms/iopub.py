@@ -21,7 +21,7 @@ CHANNELS = {
     "shell": ("execute_request", "execute_reply"),
     "kernel": ("kernel_event",),
 }
-"""Where a record goes by its type; every type that is not here goes to the execution channel."""
+"""The channel of each message type; any other type is on the execution channel."""
 
 _PAYLOAD = """
     header struct<msg_type: string, session: string, username: string, date: string>,
@@ -38,12 +38,12 @@ _WITH_DATA = ("execute_result", "display_data", "update_display_data")
 
 
 def iopub(messages: DataFrame) -> DataFrame:
-    """Rows of ``iopub``, of rows of ``messages``; those of other topics are passed over."""
+    """Return rows of ``iopub`` from rows of ``messages``; rows of other topics are ignored."""
     parsed = messages.where(F.col("topic").startswith(KERNEL_TOPIC_PREFIX)).withColumn(
-        "said", F.from_json("payload", _PAYLOAD, _PARSING)
+        "message", F.from_json("payload", _PAYLOAD, _PARSING)
     )
-    content = F.col("said.content")
-    msg_type = F.coalesce(_header("msg_type"), F.col("said.header.msg_type"))
+    content = F.col("message.content")
+    msg_type = F.coalesce(_header("msg_type"), F.col("message.header.msg_type"))
     return parsed.select(
         "topic",
         "epoch",
@@ -53,11 +53,11 @@ def iopub(messages: DataFrame) -> DataFrame:
         F.expr(kernel_of("topic")).alias("kernel_id"),
         F.coalesce(_header("channel"), channel_of(msg_type)).alias("channel"),
         msg_type.alias("msg_type"),
-        F.coalesce(F.col("headers")["parent_id"], F.col("said.parent_header.msg_id"), F.lit("")).alias(
+        F.coalesce(F.col("headers")["parent_id"], F.col("message.parent_header.msg_id"), F.lit("")).alias(
             "parent_id"
         ),
-        F.coalesce(_header("session"), F.col("said.header.session")).alias("session"),
-        F.coalesce(_header("username"), F.col("said.header.username")).alias("username"),
+        F.coalesce(_header("session"), F.col("message.header.session")).alias("session"),
+        F.coalesce(_header("username"), F.col("message.header.username")).alias("username"),
         content["execution_state"].alias("execution_state"),
         content["execution_count"].alias("execution_count"),
         F.when(msg_type == "stream", content["name"]).alias("stream_name"),
@@ -72,28 +72,28 @@ def iopub(messages: DataFrame) -> DataFrame:
         F.when(msg_type == "kernel_event", content["event"]).alias("event"),
         content["status"].alias("status"),
         content["reason"].alias("reason"),
-        (content.isNull() | F.col("said.malformed").isNotNull()).alias("malformed"),
+        (content.isNull() | F.col("message.malformed").isNotNull()).alias("malformed"),
         F.octet_length("payload").cast("bigint").alias("payload_bytes"),
         "date",
-        F.col("said.parent_header.session").alias("parent_session"),
-        F.col("said.parent_header.username").alias("parent_username"),
-        F.expr("try_cast(said.header.date as timestamp)").alias("header_ts"),
+        F.col("message.parent_header.session").alias("parent_session"),
+        F.col("message.parent_header.username").alias("parent_username"),
+        F.expr("try_cast(message.header.date as timestamp)").alias("header_ts"),
     )
 
 
 def kernel_of(topic: str) -> str:
-    """The kernel whose topic this is, as SQL."""
+    """Return an SQL expression for the id of the kernel that a topic belongs to."""
     return f"substring({topic}, {len(KERNEL_TOPIC_PREFIX) + 1})"
 
 
 def channel_of(msg_type: Column) -> Column:
-    """Where a message goes by its type alone, for a record whose headers do not say."""
-    chosen = F.when(F.lit(False), "")
+    """Return the channel that follows from the type alone, for a record without the header."""
+    channel_name = F.when(F.lit(False), "")
     for channel, types in CHANNELS.items():
-        chosen = chosen.when(msg_type.isin(*types), channel)
-    return chosen.otherwise("execution")
+        channel_name = channel_name.when(msg_type.isin(*types), channel)
+    return channel_name.otherwise("execution")
 
 
 def _header(name: str) -> Column:
-    """A header of the record; null if it is missing or empty."""
+    """Return a header of the record; null if it is missing or empty."""
     return F.nullif(F.col("headers")[name], F.lit(""))

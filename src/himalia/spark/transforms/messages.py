@@ -32,7 +32,7 @@ _ESCAPED = r'["\\\x00-\x1f]'
 
 
 def messages(records: DataFrame) -> DataFrame:
-    """Rows of ``messages``, of records as the connector gives them, with the column ``epoch`` beside."""
+    """Return rows of ``messages`` from records as the connector reads them, with an additional column ``epoch``."""
     return records.mapInArrow(_batches, from_arrow_schema(COLUMNS))
 
 
@@ -42,26 +42,26 @@ def _batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def rows_of(records: pa.RecordBatch, epochs: pa.Array) -> pa.RecordBatch:
-    """The same, of one of Arrow's batches."""
-    given = dict(zip(records.schema.names, records.columns, strict=True))
+    """Return rows of ``messages`` from an Arrow batch of records and their epochs."""
+    record = dict(zip(records.schema.names, records.columns, strict=True))
     columns = {
-        "topic": given["topic"],
+        "topic": record["topic"],
         "epoch": epochs,
-        "offset": given["offset"],
-        "ts": given["timestamp"],
-        "id": given["id"],
-        "publisher": pc.map_lookup(given["headers"], pa.scalar("publisher"), "first"),
-        "headers": given["headers"],
-        "payload": given["value"],
-        "bytes": _size_bytes(given["id"], given["headers"], given["value"]),
-        "date": given["timestamp"].cast(pa.date32()),
+        "offset": record["offset"],
+        "ts": record["timestamp"],
+        "id": record["id"],
+        "publisher": pc.map_lookup(record["headers"], pa.scalar("publisher"), "first"),
+        "headers": record["headers"],
+        "payload": record["value"],
+        "bytes": _size_bytes(record["id"], record["headers"], record["value"]),
+        "date": record["timestamp"].cast(pa.date32()),
     }
     return pa.RecordBatch.from_arrays([columns[name] for name in COLUMNS.names], schema=COLUMNS)
 
 
 def _size_bytes(ids: pa.Array, headers: pa.MapArray, payloads: pa.Array) -> pa.Array:
-    """As ``himalia.record.size_bytes`` counts; the headers as they are when written without spaces."""
-    # Each with its quotes, a colon and a comma; the last of a record has no comma, but there are braces.
+    """Compute the size as ``himalia.record.size_bytes`` does, with the headers as JSON without spaces."""
+    # Each header has quotes, a colon and a comma; the last of a record has no comma, but the record has braces.
     each = pc.add(pc.add(_json_bytes(headers.keys), _json_bytes(headers.items)), len('"":"",'))
     upto = pa.concat_arrays([pa.array([0], pa.int64()), pc.cumulative_sum(each)])
     ends = upto.take(headers.offsets)
@@ -72,7 +72,7 @@ def _size_bytes(ids: pa.Array, headers: pa.MapArray, payloads: pa.Array) -> pa.A
 
 
 def _json_bytes(texts: pa.Array) -> pa.Array:
-    """What each text takes in JSON, between its quotes. They repeat, so that each is looked at once."""
+    """Return the size of each text in JSON, without quotes. Most texts repeat, so each distinct one is encoded once."""
     distinct = texts.dictionary_encode()
     sizes = pc.binary_length(distinct.dictionary).cast(pa.int64())
     is_escaped = pc.match_substring_regex(distinct.dictionary, _ESCAPED)

@@ -13,10 +13,10 @@ from himalia.spark.transforms import requests
 from himalia.spark.transforms.iopub import kernel_of
 
 
-def orphans(merged: DataFrame) -> DataFrame:
-    """The rows of the messages that became orphans in this batch."""
+def orphans(folded: DataFrame) -> DataFrame:
+    """Return the messages that became orphans in this batch, from the rows of ``fold_requests``."""
     ts = F.timestamp_micros("message.us")
-    return merged.where(F.col("verdict") == requests.ORPHAN).select(
+    return folded.where(F.col("outcome") == requests.ORPHAN).select(
         "topic",
         "epoch",
         "message.offset",

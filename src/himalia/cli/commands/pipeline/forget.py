@@ -45,12 +45,12 @@ def forget_rows(
     if not yes:
         _confirm(affected)
     try:
-        from himalia.spark.pipeline.erase import forget
+        from himalia.spark.pipeline.erase import erase_rows
     except ImportError as error:
         raise ConfigurationError(
             f"erasing needs the package {error.name}: pip install 'himalia[tables]'"
         ) from None
-    erased = forget(path, where)
+    erased = erase_rows(path, where)
     if json:
         print_json({"status": "erased", "rows": erased})
     else:

@@ -20,7 +20,7 @@ from himalia.errors import ConfigurationError, WarehouseLocked
 if TYPE_CHECKING:
     from himalia.spark.java import Java
     from himalia.spark.pipeline.progress import Summary
-    from himalia.spark.pipeline.runner import Pipeline
+    from himalia.spark.pipeline.runner import Pipeline, PipelineOptions
 
 app = make_app()
 
@@ -80,7 +80,7 @@ def run_pipeline(
         raise typer.BadParameter("give --once, or --every and a time such as 5s")
     every_s = None if every is None else parse_duration(every)
     path = warehouse_path(warehouse)
-    make, use_java = _load()
+    make, make_options, use_java = _load()
     if master.startswith("local"):
         os.nice(NICENESS)  # Spark and its workers are children of this process
     with Stopping() as stopping, display(json=json) as shown:
@@ -89,11 +89,13 @@ def run_pipeline(
             url or None,
             token or None,
             path,
-            master=master,
-            topics=topics or [">"],
-            batch_records=batch_records,
-            feedback=feedback,
-            fail_on_data_loss=fail_on_data_loss,
+            make_options(
+                master=master,
+                topics=topics or [">"],
+                batch_records=batch_records,
+                feedback=feedback,
+                fail_on_data_loss=fail_on_data_loss,
+            ),
             on_progress=shown.show,
         )
         try:
@@ -118,9 +120,9 @@ def _run(
     """What it did; None if it was stopped in a way that left no time to say."""
     summary = None
     try:
-        with stopping.by(pipeline.stop), pipeline, stopping.at_work():
+        with stopping.by(pipeline.stop), pipeline as loop, stopping.at_work():
             on_started()
-            summary = pipeline.run_once() if every_s is None else pipeline.run(every_s)
+            summary = loop.run_once() if every_s is None else loop.run(every_s)
     except Exception:
         # Whoever stops us may have stopped Spark in the same moment. The next run takes up what was under way.
         if not stopping.is_asked:
@@ -142,12 +144,12 @@ def _tell_other(locked: WarehouseLocked, *, json: bool) -> None:
         write_line(f"a pipeline runs already and has taken in what was in the log: {locked.data['holder']}")
 
 
-def _load() -> tuple[type[Pipeline], Callable[[], Java]]:
+def _load() -> tuple[type[Pipeline], type[PipelineOptions], Callable[[], Java]]:
     try:
-        from himalia.spark.pipeline.runner import Pipeline
+        from himalia.spark.pipeline.runner import Pipeline, PipelineOptions
         from himalia.spark.session import use_java
     except ImportError as error:
         raise ConfigurationError(
             f"the pipeline needs PySpark: pip install 'himalia[spark]' ({error})"
         ) from None
-    return Pipeline, use_java
+    return Pipeline, PipelineOptions, use_java

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from himalia.client import SyncClient
 from himalia.errors import WarehouseLocked
-from himalia.spark.pipeline.warehouse import POSITIONS
+from himalia.tables.catalog import POSITIONS
 from himalia.tables.tables import read_positions
 from himalia.topics import matches
 

@@ -15,8 +15,8 @@ from himalia.jupyter.records import headers_of
 from himalia.jupyter.timeline import REMEMBER_US, KernelTimeline
 from himalia.record import Record
 from tests.jupyter import corpus
-from tests.spark.folding import Folded, fold, interpreted
 from tests.spark.traffic import Row, rows_of
+from tests.spark.transforms.fold_checks import FoldResult, fold, interpreted
 
 pytestmark = pytest.mark.slow
 
@@ -68,7 +68,7 @@ def orphans_of(records: Sequence[Record]) -> Iterator[int]:
         yield from (one for one in offsets if records[-1].ts_us - records[one].ts_us > REMEMBER_US)
 
 
-def check(folded: Folded, traces: Sequence[corpus.Trace]) -> None:
+def check(folded: FoldResult, traces: Sequence[corpus.Trace]) -> None:
     wanted, orphans = {}, set()
     for trace in traces:
         for state in corpus.fold(trace.records):

@@ -10,7 +10,7 @@ from playwright.sync_api import Page
 from himalia.jupyter.lifecycle import TRANSITIONS, RequestState
 from himalia.record import parse_ts
 from tests.jupyter import corpus
-from tests.serving import RunningServer
+from tests.servers import RunningServer
 
 pytestmark = pytest.mark.slow
 
