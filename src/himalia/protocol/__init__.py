@@ -1,4 +1,4 @@
-"""The public protocol without I/O: what clients and servers say to each other, as bytes in and values out.
+"""The public protocol without I/O: bytes in and messages out, for clients and servers.
 
 ``messages`` is the WebSocket protocol; ``frames`` turns its JSON into WebSocket frames and back.
 """
@@ -10,11 +10,11 @@ from himalia.protocol.messages import (
     ErrorBody,
     Message,
     ServerMessage,
-    clipped,
     decode_client_message,
     encode,
     encode_event,
     request_id_of,
+    truncate_error,
 )
 from himalia.record import Policy
 
@@ -25,11 +25,11 @@ __all__ = [
     "Message",
     "Policy",
     "ServerMessage",
-    "clipped",
     "decode_client_message",
     "encode",
     "encode_event",
     "request_id_of",
     "text_frame",
     "text_payloads",
+    "truncate_error",
 ]
