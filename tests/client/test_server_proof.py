@@ -15,7 +15,8 @@ import pytest
 
 from himalia.client import Client
 from himalia.errors import ConnectionFailed, HimaliaError, Unauthorized
-from himalia.spark.connector.http import Address, Connection
+from himalia.spark.connector.address import ServerAddress
+from himalia.spark.connector.http import ServerConnection
 from himalia.token_proof import Challenge, is_same_machine
 from tests.cli.command import assert_sentence, himalia
 from tests.servers import DEADLINE_S, RunningServer
@@ -117,8 +118,8 @@ async def subscribe(url: str) -> None:
 
 async def spark(url: str) -> None:
     def ask() -> None:
-        with Connection(Address(url, TOKEN)) as connection:
-            connection.ask("GET", "/topics", lambda told: told)
+        with ServerConnection(ServerAddress(url, TOKEN)) as connection:
+            connection.request("GET", "/topics", lambda told: told)
 
     await asyncio.to_thread(ask)
 
@@ -232,9 +233,9 @@ async def test_each_connection_is_asked_once(serve: Serve, monkeypatch: pytest.M
     assert len(set(asked)) == 2, "each with a nonce of its own"
 
     def ask_twice() -> None:
-        with Connection(Address(server.url, TOKEN)) as connection:
+        with ServerConnection(ServerAddress(server.url, TOKEN)) as connection:
             for _ in range(2):
-                connection.ask("GET", "/topics", lambda told: told)
+                connection.request("GET", "/topics", lambda told: told)
 
     await asyncio.to_thread(ask_twice)
     assert len(asked) == 3

@@ -10,8 +10,8 @@ import pytest
 
 from himalia.jupyter import lifecycle
 from himalia.jupyter.lifecycle import ENDINGS, TRANSITIONS, RequestStage, RequestState
-from himalia.jupyter.records import headers_of
-from himalia.jupyter.request_events import EventKind, RequestContent, RequestEvent, event_of_record
+from himalia.jupyter.records import read_headers
+from himalia.jupyter.request_events import EventKind, RequestContent, RequestEvent, record_to_event
 from himalia.jupyter.timeline import KernelTimeline
 from tests.jupyter import corpus
 
@@ -110,8 +110,8 @@ def applied(trace: corpus.Trace) -> list[RequestState]:
     """The states of a trace's requests if every event is applied, also those that a timeline knows to be late."""
     states: dict[str, RequestState] = {}
     for record in trace.records:
-        headers = headers_of(record)
-        event = event_of_record(record, headers)
+        headers = read_headers(record)
+        event = record_to_event(record, headers)
         ending = ENDINGS.get(corpus.event_name(record, headers))
         if ending is not None:
             content = RequestContent(status=ending.status, reason=ending.reason)
