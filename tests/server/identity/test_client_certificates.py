@@ -146,7 +146,9 @@ async def test_clients_present_the_certificate_of_the_environment(presenting: Ru
     listed = himalia("topics", "list", "--url", presenting.url, "--token", TOKEN)
     assert listed.returncode == 0 and "orders" in listed.stdout
     with ServerConnection(ServerAddress(presenting.url, TOKEN)) as connection:
-        names = connection.request("GET", "/topics", lambda found: [topic["name"] for topic in found["topics"]])
+        names = connection.request(
+            "GET", "/topics", lambda found: [topic["name"] for topic in found["topics"]]
+        )
         assert names == ["orders"]
 
 
