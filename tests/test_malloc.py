@@ -28,7 +28,7 @@ class Heap:
         """Have so much, and look; returns how often memory was given back so far."""
         self.beyond_bytes = beyond_bytes
         for _ in range(times):
-            self.freed.look()
+            self.freed.check()
         return self.trims
 
 

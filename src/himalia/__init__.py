@@ -1,4 +1,4 @@
-"""Himalia: a message broker on one durable log. Everything that reads is a cursor on it."""
+"""Himalia: a message broker on one durable log. Every reader is a cursor on it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from himalia.pubsub import PubSubManager, Subscriber, Topic
     from himalia.record import Position, Record, Retention
 
-# Imported when asked for: a client need not load a server, nor a server a client.
+# Imported on first use: a client need not load a server, nor a server a client.
 _HOMES = {
     "Client": "himalia.client",
     "SyncClient": "himalia.client",

@@ -7,10 +7,10 @@
     │   ├── BadFilter                BAD_FILTER             a content filter that does not compile
     │   ├── BadQuery                 BAD_QUERY              SQL that does not parse, or that is not a query
     │   └── MessageTooLarge          MESSAGE_TOO_LARGE
-    ├── BodyTimeout                  BODY_TIMEOUT           the body of a request came too slowly
+    ├── BodyTimeout                  BODY_TIMEOUT           the body of a request arrived too slowly
     ├── FilterFailed                 FILTER_FAILED          a content filter that failed on a record
-    ├── Unauthorized                 UNAUTHORIZED           no key, or a wrong one
-    │   ├── WrongKey                 UNAUTHORIZED           a secret that is not known here, rather than none
+    ├── Unauthorized                 UNAUTHORIZED           no key, or an invalid one
+    │   ├── WrongKey                 UNAUTHORIZED           an invalid secret, rather than none
     │   └── Forbidden                FORBIDDEN              the key lacks this right on this topic
     ├── SessionNotFound              SESSION_NOT_FOUND
     ├── TopicNotFound                TOPIC_NOT_FOUND
@@ -22,17 +22,17 @@
     │   ├── TooManySubscriptions     TOO_MANY_SUBSCRIPTIONS
     │   ├── TooManyTopics            TOO_MANY_TOPICS
     │   ├── TooManyProducers         TOO_MANY_PRODUCERS     of one caller
-    │   ├── TooManyBodies            TOO_MANY_BODIES        too much is being received; retry later
+    │   ├── TooManyBodies            TOO_MANY_BODIES        too many bytes are being received; retry later
     │   ├── RateLimited              RATE_LIMITED
     │   ├── TooManyKernels           TOO_MANY_KERNELS
-    │   ├── TooManyRequests          TOO_MANY_REQUESTS      too many wait for one kernel
-    │   └── QueryTooLarge            QUERY_TOO_LARGE        it took too long, or too much memory
+    │   ├── TooManyRequests          TOO_MANY_REQUESTS      too many are queued for one kernel
+    │   └── QueryTooLarge            QUERY_TOO_LARGE        a query took too long, or too much memory
     ├── KernelNotFound               KERNEL_NOT_FOUND
-    ├── KernelUnavailable            KERNEL_UNAVAILABLE     it is dead, or not ours to do that with
+    ├── KernelUnavailable            KERNEL_UNAVAILABLE     it is dead, or attached and not managed here
     ├── KernelFailed                 KERNEL_FAILED          it could not be started; the message says why
     ├── ExecutionNotFound            EXECUTION_NOT_FOUND
     ├── TableNotFound                TABLE_NOT_FOUND
-    │   └── WarehouseNotFound        TABLE_NOT_FOUND        the pipeline has not made any table yet
+    │   └── WarehouseNotFound        TABLE_NOT_FOUND        the pipeline has not created any table yet
     ├── SubscriptionReplaced         REPLACED               the same client_id subscribed elsewhere
     ├── SlowConsumer                 SLOW_CONSUMER          fell behind under the policy ``disconnect``
     ├── ShuttingDown                 SHUTTING_DOWN          retry against the restarted server
@@ -42,13 +42,13 @@
     │   ├── LogCorrupt               UNAVAILABLE
     │   ├── LogLocked                UNAVAILABLE            another process owns the file
     │   └── LogTooNew                UNAVAILABLE            written by a newer Himalia
-    ├── SessionsNotStored            UNAVAILABLE            sessions have ended, and a crash would bring them back
+    ├── SessionsNotStored            UNAVAILABLE            ended sessions are not stored; a crash would restore them
     ├── IssuerUnavailable            UNAVAILABLE            the keys that sign JSON Web Tokens cannot be fetched
-    ├── ConnectionFailed             CONNECTION_FAILED      client side: no server answers
-    ├── DataLost                     DATA_LOST              client side: records went before they were read
+    ├── ConnectionFailed             CONNECTION_FAILED      client side: no server responds
+    ├── DataLost                     DATA_LOST              client side: records were deleted before they were read
     ├── ConfigurationError           BAD_CONFIGURATION      a setting that cannot work
-    │   └── WarehouseLocked          BAD_CONFIGURATION      another run of the pipeline has this warehouse
-    └── InternalError                INTERNAL               a bug of ours; the server log has the details
+    │   └── WarehouseLocked          BAD_CONFIGURATION      another run of the pipeline uses this warehouse
+    └── InternalError                INTERNAL               a bug; the server log has the details
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from typing import Any, ClassVar, Self
 
 
 class ErrorCode(StrEnum):
-    """What an ``error`` message carries. Programs match on these; people read the message beside it."""
+    """The code of an ``error`` message. Programs match on the code; the message is for people."""
 
     BAD_REQUEST = "BAD_REQUEST"
     BAD_FILTER = "BAD_FILTER"
@@ -99,7 +99,7 @@ class ErrorCode(StrEnum):
 
 
 class HimaliaError(Exception):
-    """The root. ``message`` is a sentence for people; ``data`` is what a program may want to know."""
+    """The root of all errors. ``message`` is a sentence for people; ``data`` has details for programs."""
 
     code: ClassVar[ErrorCode] = ErrorCode.INTERNAL
 
@@ -292,7 +292,7 @@ class ShuttingDown(HimaliaError):
 
 
 class LogUnavailable(HimaliaError):
-    """The log cannot store or read now. Nothing of the failed call was stored; a retry is safe."""
+    """The log cannot store or read now. Nothing of the failed call was stored, so a retry is safe."""
 
     code = ErrorCode.UNAVAILABLE
 
@@ -318,7 +318,7 @@ class LogTooNew(LogUnavailable):
 
 
 class SessionsNotStored(HimaliaError):
-    """Sessions have ended, and the file of sessions does not say so yet."""
+    """Sessions have ended, but the file of sessions could not be updated yet."""
 
     code = ErrorCode.UNAVAILABLE
 
@@ -330,7 +330,7 @@ class SessionsNotStored(HimaliaError):
 
 
 class IssuerUnavailable(HimaliaError):
-    """A JSON Web Token cannot be checked now, because its issuer's keys cannot be fetched."""
+    """A JSON Web Token cannot be verified now, because its issuer's keys cannot be fetched."""
 
     code = ErrorCode.UNAVAILABLE
 
@@ -340,7 +340,7 @@ class ConnectionFailed(HimaliaError):
 
 
 class DataLost(HimaliaError):
-    """Client side, where a reader asked for it: retention or a deletion took records before they were read."""
+    """Client side, if the reader requested it: retention or a deletion removed records before they were read."""
 
     code = ErrorCode.DATA_LOST
 

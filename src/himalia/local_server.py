@@ -1,4 +1,4 @@
-"""How programs on this machine find a running server, by one small private file for each log, and its tables."""
+"""How programs on this machine find a running server, by a small private file per server, and its warehouse."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from himalia.errors import ConfigurationError
 
 
 class RunningServer(msgspec.Struct, frozen=True):
-    """What a server tells other programs of the same user."""
+    """What a server publishes to other programs of the same user."""
 
     url: str
     token: str | None
@@ -26,26 +26,26 @@ class RunningServer(msgspec.Struct, frozen=True):
 
 
 def runtime_directory() -> Path:
-    """Where the files are: ``HIMALIA_RUNTIME_DIR``, else beside the user's data, as Jupyter has it."""
+    """Return the directory of these files: ``HIMALIA_RUNTIME_DIR``, else beside the user's data, as in Jupyter."""
     named = os.environ.get("HIMALIA_RUNTIME_DIR")
     return Path(named) if named else platformdirs.user_data_path("himalia") / "runtime"
 
 
 def make_private(directory: Path) -> None:
-    """Make a directory, and those above it that are missing, for this user only, whatever the umask."""
+    """Create a directory and its missing parents, for this user only, whatever the umask."""
     if not directory.exists():
         make_private(directory.parent)
         directory.mkdir(mode=0o700, exist_ok=True)
 
 
 def default_warehouse_path() -> Path:
-    """Where the pipeline's tables are unless somebody says otherwise: beside the default log."""
+    """Return the default directory of the pipeline's tables: beside the default log."""
     return platformdirs.user_data_path("himalia") / "warehouse"
 
 
 def validate_warehouse_path(path: Path) -> Path:
-    """The same path. Raises ``ConfigurationError`` if somebody meant a URL, which would become a strange directory."""
-    # A path has only one of the two slashes left.
+    """Return the path; raise ``ConfigurationError`` for a URL, which would become a strange directory."""
+    # A URL that was made a path has only one of its two slashes left.
     if found := re.match(r"([a-z][a-z0-9+.-]+):/", str(path), re.IGNORECASE):
         raise ConfigurationError(
             f"the warehouse is a directory, on this machine or mounted here: give its path, not an address with {found[1]}://"
@@ -54,12 +54,12 @@ def validate_warehouse_path(path: Path) -> Path:
 
 
 def page_url(url: str, token: str | None) -> str:
-    """What to open in a browser: the page of a server, with the token that lets one in."""
+    """Return the address of a server's page, with the token that signs the browser in."""
     return f"{url}/?token={quote(token, safe='')}" if token else f"{url}/"
 
 
 def write_runtime_file(server: RunningServer) -> Path:
-    """Write the file of this server, readable by its user only. Returns its path, to be removed at the end.
+    """Write the file of this server, readable by its user only; return its path, for the caller to remove at the end.
 
     Raises ``ConfigurationError`` if it cannot be written.
     """
@@ -68,7 +68,7 @@ def write_runtime_file(server: RunningServer) -> Path:
     path = directory / f"server-{log}-{server.pid}.json"
     try:
         make_private(directory)
-        # In one step: a program that reads it meanwhile finds the old file or the new one.
+        # Atomically: a program that reads it meanwhile finds the old file or the new one.
         temporary = path.with_suffix(".new")
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
@@ -83,7 +83,7 @@ def write_runtime_file(server: RunningServer) -> Path:
 
 
 def running_servers() -> list[RunningServer]:
-    """The servers of this user that are alive, the newest first. Files of dead ones are removed."""
+    """Return the running servers of this user, the newest first; remove the files of dead ones."""
     found = []
     for path in runtime_directory().glob("server-*.json"):
         try:

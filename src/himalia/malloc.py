@@ -1,4 +1,4 @@
-"""Memory that was freed, in this process's C library: some is kept for what comes next, the rest is given back."""
+"""Tunes the C library's malloc: keep some freed memory for the next allocations, return the rest to the system."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from resource import getpagesize
 
 KEPT_BYTES = 64 << 20
 BLOCK_BYTES_MAX = 32 << 20
-"""glibc takes no more for this."""
-LOOK_EVERY_S = 5.0
+"""The largest value that glibc accepts."""
+CHECK_EVERY_S = 5.0
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _STATM = Path("/proc/self/statm")
 
 
 def tune_malloc() -> None:
-    """Keep up to 64 MiB of freed memory for what comes next, where the C library is glibc.
+    """Keep up to 64 MiB of freed memory for the next allocations, if the C library is glibc.
 
-    For processes through which much data passes in pieces of megabytes. glibc hands each piece back to the system and
-    asks for the next one, which the system then has to clear and to map page by page: a third of the time of a worker
-    that fetches records.
+    For processes that allocate many buffers of megabytes. By default glibc returns each of them to the system and
+    requests the next one, which the system must clear and map page by page: a third of the time of a worker that
+    fetches records.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -33,10 +33,10 @@ def tune_malloc() -> None:
 
 
 def release_freed_memory() -> None:
-    """Have a thread give freed memory back to the system whenever more than 64 MiB of it lies idle.
+    """Start a thread that returns freed memory to the system whenever more than 64 MiB of it is idle.
 
-    By itself glibc gives back only what is free at the end of its heap, and one block that is in use there keeps
-    everything before it. Does nothing where the C library is not glibc 2.33 or newer.
+    glibc by itself returns only what is free at the end of its heap, and one block in use there keeps everything
+    before it. Does nothing unless the C library is glibc 2.33 or newer.
     """
     try:
         heap = _Heap()
@@ -46,17 +46,18 @@ def release_freed_memory() -> None:
     never = threading.Event()
 
     def run() -> None:
-        while not never.wait(LOOK_EVERY_S):
-            freed.look()
+        while not never.wait(CHECK_EVERY_S):
+            freed.check()
 
     threading.Thread(target=run, name="himalia-memory", daemon=True).start()
 
 
 class FreedMemory:
-    """Decides when memory is given back: when too much of it was free at two looks in a row.
+    """Decides when to trim: when too much memory was free at two checks in a row.
 
-    ``beyond_use_bytes`` tells how much memory the process has beyond what the C library has given out. Some of that is
-    not the C library's, such as code, stacks and Python's own small objects: what is left after a trim is taken for it.
+    ``beyond_use_bytes`` returns how much memory the process has beyond what the C library has allocated. Some of that
+    is not the C library's, such as code, stacks and Python's own small objects: what is left after a trim is taken as
+    its size.
     """
 
     def __init__(self, beyond_use_bytes: Callable[[], int], trim: Callable[[], None]) -> None:
@@ -65,7 +66,7 @@ class FreedMemory:
         self._left_bytes = beyond_use_bytes()
         self._was_large = False
 
-    def look(self) -> None:
+    def check(self) -> None:
         beyond_bytes = self._beyond_use_bytes()
         self._left_bytes = min(self._left_bytes, beyond_bytes)
         is_large = beyond_bytes - self._left_bytes > KEPT_BYTES
@@ -97,7 +98,7 @@ class _MallocInfo(ctypes.Structure):
 
 
 class _Heap:
-    """The heap of glibc. Its calls take milliseconds and let other threads run Python meanwhile."""
+    """The heap of glibc. Its calls take milliseconds and release the GIL meanwhile."""
 
     def __init__(self) -> None:
         library = ctypes.CDLL(None)

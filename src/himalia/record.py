@@ -1,20 +1,24 @@
-"""The values everything else speaks of: a record, where it stands, and the topic it stands in."""
+"""The values that everything else uses: records, positions, topics and their limits."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
+Policy = Literal["drop_oldest", "disconnect", "lossless"]
+"""What happens to a subscriber that lags behind by more than its limit."""
+
 
 class Record(msgspec.Struct, frozen=True, gc=False):
-    """One stored message. It never changes, so it may be shared between threads and subscribers.
+    """One stored message. Immutable, so it may be shared between threads and subscribers.
 
-    ``headers`` and ``payload`` are JSON as bytes, kept as they came and never encoded again.
+    ``headers`` and ``payload`` are JSON as bytes, stored as received and never encoded again.
     """
 
     topic: str
@@ -30,7 +34,7 @@ class Record(msgspec.Struct, frozen=True, gc=False):
 
 
 class Draft(msgspec.Struct, frozen=True, gc=False):
-    """A record that is not stored yet: the log gives it an offset and a time."""
+    """A record that is not stored yet: the log assigns its offset and time."""
 
     id: str
     payload: bytes
@@ -42,14 +46,14 @@ class Draft(msgspec.Struct, frozen=True, gc=False):
 
 
 class Position(msgspec.Struct, frozen=True):
-    """A place in a topic. The offset alone would lie after a topic was deleted and created again."""
+    """A position in a topic. The offset alone is ambiguous after a topic was deleted and created again."""
 
     offset: int
     epoch: str
 
 
 class Retention(msgspec.Struct, frozen=True):
-    """How much of a topic is kept; null means the server's default, 0 means without limit."""
+    """How much of a topic is kept; null means the server's default, 0 no limit."""
 
     # The bounds apply to requests: a client must be able to read whatever limits a server has.
     age_s: Annotated[float | None, Meta(examples=[86400], extra={"request": {"ge": 0, "le": 1e12}})] = None
@@ -59,7 +63,7 @@ class Retention(msgspec.Struct, frozen=True):
     count: Annotated[int | None, Meta(examples=[100_000], extra={"request": {"ge": 0, "le": 10**15}})] = None
 
     def with_defaults(self, default: Retention) -> Retention:
-        """These limits, with ``default`` where this says nothing."""
+        """Return these limits, with those of ``default`` where they are ``None``."""
         return Retention(
             age_s=default.age_s if self.age_s is None else self.age_s,
             bytes=default.bytes if self.bytes is None else self.bytes,
@@ -67,7 +71,7 @@ class Retention(msgspec.Struct, frozen=True):
         )
 
     def scaled(self, factor: float) -> Retention:
-        """These limits, each so many times as wide; none stays none."""
+        """Return these limits multiplied by ``factor``; no limit stays no limit."""
         return Retention(
             age_s=self.age_s and self.age_s * factor,
             bytes=self.bytes and round(self.bytes * factor),
@@ -76,7 +80,7 @@ class Retention(msgspec.Struct, frozen=True):
 
 
 class TopicInfo(msgspec.Struct, frozen=True):
-    """A topic as the log sees it at one moment. Records kept are ``first`` to ``end - 1``."""
+    """The state of a topic at one moment. Its records are ``first`` to ``end - 1``."""
 
     name: str
     epoch: str
@@ -87,12 +91,18 @@ class TopicInfo(msgspec.Struct, frozen=True):
     last_ts_us: int
     retention: Retention
     owner: str | None = None
-    """The caller whose topic it is, by its qualified name; only topics of kernels have one. It never changes."""
+    """The caller that owns the topic, by its qualified name; only topics of kernels have one. It never changes."""
 
 
 def size_bytes(id: str, headers: bytes, payload: bytes) -> int:
-    """What a record counts for in retention, limits and statistics."""
+    """Return the size of a record, everywhere: in retention, limits, caches, statistics and the ``size`` of its row."""
     return len(id) + len(headers) + len(payload)
+
+
+def total_bytes(records: Sequence[Record]) -> int:
+    """Return the size of all these records together."""
+    # ``size_bytes`` written out: a call for each record would cost as much as encoding it.
+    return sum([len(record.id) + len(record.headers) + len(record.payload) for record in records])
 
 
 def now_us() -> int:
@@ -101,15 +111,15 @@ def now_us() -> int:
 
 @lru_cache(maxsize=256)
 def format_ts(ts_us: int) -> str:
-    """``2026-11-15T20:17:03.000123Z``; cached because the records of one commit share their time."""
+    """``2026-11-15T20:17:03.000123Z``; cached because the records of one commit have the same time."""
     seconds, micros = divmod(ts_us, 1_000_000)
     return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{micros:06d}Z"
 
 
 def parse_ts(text: str | float) -> int:
-    """Microseconds from ISO 8601 (UTC where it names no zone) or from seconds since 1970.
+    """Return microseconds from ISO 8601 (UTC if it names no zone) or from seconds since 1970.
 
-    Raises ``ValueError`` when it is neither, or outside the years 1970 to 9999.
+    Raises ``ValueError`` if it is neither, or outside the years 1970 to 9999.
     """
     if isinstance(text, str) and not _is_number(text):
         moment = datetime.fromisoformat(text)

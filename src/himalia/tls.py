@@ -1,6 +1,6 @@
-"""The TLS context of a client: whom it trusts, and which certificate it presents if the server asks for one.
+"""The TLS context of a client: which authorities it trusts, and which certificate it presents on request.
 
-Standard library only: Spark's executors use it too.
+Standard library only: Spark's executors import this module.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from himalia.errors import ConfigurationError
 CERTFILE = "HIMALIA_CLIENT_CERTFILE"
 KEYFILE = "HIMALIA_CLIENT_KEYFILE"
 PASSWORD = "HIMALIA_CLIENT_KEYFILE_PASSWORD"
-_ENDED = (
+_CLOSED_SIGNS = (
     "certificate required",
     "disconnected",
     "closed connection",
@@ -22,13 +22,13 @@ _ENDED = (
     "broken pipe",
     "http response",
 )
-"""What libraries say of a connection that the server has ended, in lower case."""
+"""What libraries report about a connection that the server has closed, in lower case."""
 
 
 def client_context() -> ssl.SSLContext:
-    """Trusts the system's authorities, or those of ``SSL_CERT_FILE``; presents what ``HIMALIA_CLIENT_CERTFILE`` names.
+    """Return a context that trusts the system's authorities, or those in ``SSL_CERT_FILE``.
 
-    ``ConfigurationError`` if that cannot be used.
+    It presents the certificate in ``HIMALIA_CLIENT_CERTFILE``. Raises ``ConfigurationError`` if that cannot be used.
     """
     context = ssl.create_default_context()
     certificate, key = os.environ.get(CERTFILE), os.environ.get(KEYFILE) or None
@@ -37,7 +37,7 @@ def client_context() -> ssl.SSLContext:
             raise ConfigurationError(f"{KEYFILE} names the key of a certificate, but {CERTFILE} names none")
         return context
     try:
-        # With a function, even for no password: without one OpenSSL would ask at the terminal, and wait.
+        # With a function, even for no password: without one OpenSSL would prompt on the terminal, and wait.
         context.load_cert_chain(certificate, key, password=lambda: os.environ.get(PASSWORD, ""))
     except (OSError, ValueError) as error:
         files = certificate if key is None else f"{certificate} and {key}"
@@ -48,11 +48,11 @@ def client_context() -> ssl.SSLContext:
 
 
 def hint_for(url: str, reason: str) -> str:
-    """What to add to a sentence about a connection that failed for this reason, if certificates may be why."""
+    """Return a hint to append to the error of a failed connection, if certificates may be the cause; else nothing."""
     if "CERTIFICATE_VERIFY_FAILED" in reason:
         return "; if the certificate is your own, name its file in SSL_CERT_FILE"
-    # Some servers end the connection without a word where a certificate is missing, ours among them.
-    was_ended = any(sign in reason.lower() for sign in _ENDED)
+    # Some servers, Himalia's among them, close the connection silently if a certificate is missing.
+    was_ended = any(sign in reason.lower() for sign in _CLOSED_SIGNS)
     if url.startswith("https:") and was_ended and not os.environ.get(CERTFILE):
         return f"; if the server asks for a client certificate, name its file in {CERTFILE}"
     return ""

@@ -1,8 +1,8 @@
 """How a server proves to a client that it knows the client's token, before the client sends it.
 
-A program that took the port of a server that is down does not know the token, and so gets none. The client names its
-token by ``key_id`` and sends a random ``nonce``; the server answers ``proof_of``, which takes the hash that it stores.
-Standard library only: Spark's executors use it too.
+A program that has taken the port of a stopped server does not know the token, and so never receives it. The client
+identifies its token by ``key_id`` and sends a random ``nonce``; the server replies with ``proof_of``, computed from the
+hash that it stores. Standard library only: Spark's executors import this module.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ PATH = "/proof"
 NONCE_LENGTH = 32
 ID_LENGTH = 16
 ANSWER_BYTES_MAX = 64 * 1024
-"""What a client reads of an answer. A server sends far less, and its length."""
+"""What a client reads of a response at most. A server sends far less, with a Content-Length."""
 
 
 def digest_of(secret: str) -> bytes:
-    """What a server keeps of a secret.
+    """Return the hash of a secret that a server stores.
 
-    A fast hash is the right one here. Keys are random with 256 bits, so trying them all is out of reach however quick
-    a try is; a slow hash (scrypt, argon2) protects passwords that people choose, and would cost every request.
+    A fast hash is right here. Keys have 256 random bits, so brute force is out of reach however fast the hash is; a
+    slow hash (scrypt, argon2) protects passwords that people choose, and would slow down every request.
     """
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()
 
 
 def key_id(digest: bytes) -> str:
-    """What names a secret without telling it."""
+    """Return an identifier of a secret that does not reveal it."""
     return hashlib.sha256(b"himalia key id " + digest).hexdigest()[:ID_LENGTH]
 
 
@@ -38,14 +38,14 @@ def proof_of(digest: bytes, nonce: str) -> str:
 
 
 def is_web_token(token: str) -> bool:
-    """Whether this is a JSON Web Token, which no server can know before it is shown."""
+    """Whether this is a JSON Web Token, which a server cannot know before it is presented."""
     return token.startswith("eyJ") and token.count(".") == 2
 
 
 def is_same_machine(own: str, peer: str) -> bool:
-    """Whether both ends of a connection, of which these are the addresses, are on one machine.
+    """Whether both ends of a connection, given their addresses, are on one machine.
 
-    A URL does not tell: ``0.0.0.0``, the machine's own name and its address in the network lead here too.
+    The URL does not show it: ``0.0.0.0``, the machine's own name and its network address lead here too.
     """
     if own == peer:
         return True
@@ -55,7 +55,7 @@ def is_same_machine(own: str, peer: str) -> bool:
 
 
 def not_proven(url: str) -> str:
-    """The message for a client whose token was not sent."""
+    """Return the error message for a client that did not send its token."""
     return (
         f"{url} does not prove that it knows this token, so it was not sent: another program may have taken the port, "
         "or an older server runs there"
@@ -63,7 +63,7 @@ def not_proven(url: str) -> str:
 
 
 class Challenge:
-    """One question to one server. ``path`` is what to ask for; ``is_met`` checks the answer."""
+    """One challenge to one server. ``path`` is what to request; ``is_met`` checks the response."""
 
     def __init__(self, token: str) -> None:
         self._digest = digest_of(token)

@@ -11,7 +11,7 @@ NAME_LENGTH_MAX = 255
 KERNEL_TOPIC_PREFIX = "kernels."
 """Followed by the kernel's id: the topic of its output."""
 RESERVED = ("kernels", "pipeline")
-"""First segments that clients may read but not publish to without the server's own consent."""
+"""First segments of topics that only the server publishes to; clients may read them."""
 AUDIT_TOPIC = "audit.events"
 """The server's audit trail. Wildcards do not reach it: a pattern covers it only if it begins with ``audit.``."""
 
@@ -25,7 +25,7 @@ def is_pattern(text: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def check_name(name: str, length_max: int = NAME_LENGTH_MAX) -> str:
-    """The name itself, or ``BadRequest`` that says what is wrong with it."""
+    """Return the name; raise ``BadRequest`` if it is not valid."""
     _check_length(name, length_max)
     if not _NAME.match(name):
         raise BadRequest(
@@ -37,7 +37,10 @@ def check_name(name: str, length_max: int = NAME_LENGTH_MAX) -> str:
 
 @lru_cache(maxsize=4096)
 def check_pattern(pattern: str, length_max: int = NAME_LENGTH_MAX) -> str:
-    """The pattern (or plain name) itself, or ``BadRequest``: ``*`` is one segment, a final ``>`` the rest."""
+    """Return the pattern (or plain name); raise ``BadRequest`` if it is not valid.
+
+    ``*`` matches one segment, a final ``>`` the rest.
+    """
     _check_length(pattern, length_max)
     if not _PATTERN.match(pattern):
         raise BadRequest(
@@ -49,7 +52,7 @@ def check_pattern(pattern: str, length_max: int = NAME_LENGTH_MAX) -> str:
 
 @lru_cache(maxsize=4096)
 def matches(pattern: str, name: str) -> bool:
-    """Whether a checked pattern covers a topic name. ``a.>`` covers ``a.b`` and ``a.b.c``, not ``a``."""
+    """Whether a valid pattern matches a topic name. ``a.>`` matches ``a.b`` and ``a.b.c``, not ``a``."""
     if name == AUDIT_TOPIC and not pattern.startswith("audit."):
         return False
     wanted, given = pattern.split("."), name.split(".")

@@ -1,4 +1,4 @@
-"""What retention keeps. How the SQLite log goes about it is in ``test_sqlite_upkeep.py``."""
+"""What retention keeps. How the SQLite log goes about it is in ``test_sqlite_maintenance.py``."""
 
 from __future__ import annotations
 

@@ -15,12 +15,12 @@ from himalia.errors import HimaliaError
 from himalia.log import open_log
 from himalia.log.api import Appended, Batch
 from himalia.protocol import text_payloads
-from himalia.pubsub import Outlet, PubSubManager, Subscriber
+from himalia.pubsub import Outlet, PubSubManager, Subscriber, SubscriptionOptions
 from himalia.pubsub.filters import compile_filter
-from himalia.pubsub.manager import Limits, SubscribeResult
-from himalia.pubsub.subscription import Start
+from himalia.pubsub.subscription import Start, SubscribeResult
 from himalia.record import Draft, Retention
 from himalia.server.codecs import WEBSOCKET
+from himalia.settings import DeliverySettings
 from tests.log.backends import log_options
 
 DEADLINE_S = 10.0
@@ -124,7 +124,9 @@ class Room:
         **options: Any,
     ) -> SubscribeResult:
         compiled = None if filter is None else compile_filter(filter)
-        subscriber = Subscriber(pattern, client_id, viewer, start=start, filter=compiled, **options)
+        owner = options.pop("owner", "")
+        chosen = SubscriptionOptions(start=start, filter=compiled, **options)
+        subscriber = Subscriber(pattern, client_id, viewer, owner=owner, options=chosen)
         return await self.manager.subscribe(subscriber)
 
     async def settled(self) -> None:
@@ -145,7 +147,9 @@ async def room(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
         yield made
 
 
-async def make_room(kind: str, tmp_path: Path, limits: Limits = Limits()) -> AsyncIterator[Room]:
+async def make_room(
+    kind: str, tmp_path: Path, limits: DeliverySettings = DeliverySettings()
+) -> AsyncIterator[Room]:
     url = "memory://" if kind == "memory" else f"sqlite://{tmp_path}/log.db"
     # The memory log keeps 100 records a topic by default, fewer than these tests publish.
     log = open_log(url, log_options(Retention(count=1_000_000)))

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from himalia.errors import FilterFailed
-from himalia.pubsub.delivery import FILTERING_S
+from himalia.pubsub.backlog import FILTERING_S
 from himalia.pubsub.filters import compile_filter
 from himalia.pubsub.filters.cost import STEPS_MAX
 from himalia.pubsub.subscription import Start

@@ -8,9 +8,9 @@ import pytest
 
 from himalia.errors import BadFilter, TooManySubscriptions
 from himalia.pubsub.filters import VARIABLES, Filter, compile_filter, filter
-from himalia.pubsub.manager import Limits
 from himalia.pubsub.subscription import Start
 from himalia.record import Record
+from himalia.settings import DeliverySettings
 from tests.pubsub.conftest import Room, Viewer, make_room
 
 
@@ -144,7 +144,7 @@ async def test_a_filter_that_takes_too_long_is_not_tried_again(
 
 async def test_distinct_filters_are_bounded(tmp_path: object) -> None:
     """Filters that nobody shares cost each record; there is a limit to how many are in use."""
-    async for room in make_room("memory", None, Limits(filters_max=2)):  # type: ignore[arg-type]
+    async for room in make_room("memory", None, DeliverySettings(filters_max=2)):  # type: ignore[arg-type]
         await room.create("orders")
         viewer = Viewer()
         for number in range(2):
@@ -174,7 +174,7 @@ async def subscribe_as(owner: str, room: Room, number: int) -> None:
 
 async def test_one_caller_does_not_take_all_filters() -> None:
     """The last of them are for callers that have none, of which each gets one."""
-    async for room in make_room("memory", None, Limits(filters_max=16)):  # type: ignore[arg-type]
+    async for room in make_room("memory", None, DeliverySettings(filters_max=16)):  # type: ignore[arg-type]
         await room.create("orders")
         for number in range(14):
             await subscribe_as("greedy", room, number)

@@ -15,10 +15,10 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from himalia.errors import TopicNotFound
 from himalia.log import open_log
 from himalia.log.api import Batch
-from himalia.pubsub import PubSubManager, Subscriber
-from himalia.pubsub.manager import Limits
+from himalia.pubsub import PubSubManager, Subscriber, SubscriptionOptions
 from himalia.pubsub.subscription import Start
 from himalia.record import Draft, Retention
+from himalia.settings import DeliverySettings
 from tests.log.backends import log_options
 from tests.pubsub.conftest import Viewer
 
@@ -70,7 +70,9 @@ class BrokerModel(RuleBasedStateMachine):
         self._log = open_log(url, log_options(Retention(count=1_000_000)))
         await self._log.open()
         # Small limits, so that a few records are enough to go from the tail to the log and back.
-        self._manager = PubSubManager(self._log, Limits(chunk_bytes=400, tail_records=8, tail_bytes=4096))
+        self._manager = PubSubManager(
+            self._log, DeliverySettings(chunk_bytes=400, tail_records=8, tail_bytes=4096)
+        )
         await self._manager.start()
 
     @initialize()
@@ -175,7 +177,9 @@ class BrokerModel(RuleBasedStateMachine):
     def _follow(self, topic: str, begin: int, asked: Start, policy: Any, room: int | None) -> Seen:
         async def follow() -> Viewer:
             viewer = Viewer(room)
-            subscriber = Subscriber(topic, str(uuid.uuid4()), viewer, policy=policy, limit=5, start=asked)
+            subscriber = Subscriber(
+                topic, str(uuid.uuid4()), viewer, options=SubscriptionOptions(policy, limit=5, start=asked)
+            )
             await self._manager.subscribe(subscriber)
             return viewer
 

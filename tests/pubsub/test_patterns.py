@@ -74,12 +74,12 @@ async def test_a_pattern_resumes_each_topic_at_its_own_position(room: Room) -> N
 
 async def test_rights_hide_topics_of_a_pattern(room: Room) -> None:
     """A pattern shows only the topics that its owner may see, also those created later."""
-    from himalia.pubsub import Subscriber
+    from himalia.pubsub import Subscriber, SubscriptionOptions
 
     await room.create("a.open", "a.secret")
     viewer = Viewer()
-    subscriber = Subscriber("a.>", "v", viewer)
-    subscriber.can_read = lambda topic, owner: "secret" not in topic
+    options = SubscriptionOptions(can_read=lambda topic, owner: "secret" not in topic)
+    subscriber = Subscriber("a.>", "v", viewer, options=options)
     await room.manager.subscribe(subscriber)
     await room.create("a.secret2", "a.open2")
     for topic in ("a.secret", "a.secret2", "a.open", "a.open2"):
@@ -111,7 +111,7 @@ async def test_a_topic_that_comes_and_goes_while_a_pattern_looks_leaves_no_ghost
     await room.publish("a.ghost", "real")
     await viewer.until(lambda: len(viewer.events) == 2)
     assert seen(viewer) == [("a.x", 0), ("a.ghost", 0)]
-    assert room.manager._joining == {}
+    assert room.manager.subscriptions.pending_patterns == {}
 
 
 async def test_a_topic_deleted_while_a_pattern_looks_is_left_out(room: Room) -> None:
@@ -130,4 +130,4 @@ async def test_a_topic_deleted_while_a_pattern_looks_is_left_out(room: Room) -> 
     log.offset_at = slowly  # type: ignore[method-assign]
     result = await room.subscribe("a.*", Viewer(), Start(since_us=0))
     assert list(result.positions) == ["a.x"]
-    assert room.manager._joining == {}
+    assert room.manager.subscriptions.pending_patterns == {}

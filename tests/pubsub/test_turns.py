@@ -11,13 +11,12 @@ from typing import TypeVar
 
 import pytest
 
-from himalia.pubsub import Cursor, Subscriber
-from himalia.pubsub.delivery import ENCODED_AT_ONCE
-from himalia.pubsub.manager import Limits, SubscribeResult
-from himalia.pubsub.subscription import Start
+from himalia.pubsub import Cursor, Subscriber, SubscriptionOptions
+from himalia.pubsub.backlog import ENCODED_AT_ONCE
+from himalia.pubsub.subscription import Start, SubscribeResult
 from himalia.pubsub.turns import Turns
 from himalia.server.websocket.subscribing import compile_checked
-from himalia.settings import Settings
+from himalia.settings import DeliverySettings, Settings
 from tests.pubsub.conftest import Room, Viewer, make_room
 
 T = TypeVar("T")
@@ -27,9 +26,9 @@ TOPICS = [f"many.{number:03}" for number in range(200)]
 @pytest.fixture
 async def room(tmp_path: Path) -> AsyncIterator[Room]:
     """A room with 200 topics, whose turns are over after each unit of work."""
-    async for made in make_room("memory", tmp_path, Limits(tail_records=8)):
+    async for made in make_room("memory", tmp_path, DeliverySettings(tail_records=8)):
         await made.create(*TOPICS)
-        made.manager.turns = made.manager._delivery._turns = Turns(turn_s=0.0)
+        made.manager.turns.turn_s = 0.0
         yield made
 
 
@@ -234,7 +233,7 @@ async def test_a_connection_that_ends_while_it_joins_leaves_nothing_behind(room:
 
 async def test_a_subscription_beyond_the_limit_leaves_nothing_behind(room: Room) -> None:
     """It is refused as a whole, however many of its cursors there was room for."""
-    room.manager.limits = Limits(cursors_max=100)
+    room.manager.subscriptions.settings = DeliverySettings(cursors_max=100)
     with pytest.raises(Exception, match="88 cursors, and the last of 100 are kept"):
         await room.subscribe(">", Viewer())
     await until_gone(room)
@@ -259,7 +258,7 @@ async def until_gone(room: Room) -> None:
     async with asyncio.timeout(10):
         while room.manager.topics:
             await asyncio.sleep(0)
-    assert room.manager._cursors == 0
+    assert room.manager.subscriptions.cursor_count == 0
 
 
 async def test_cursors_are_counted_in_turns(room: Room) -> None:
@@ -324,7 +323,9 @@ async def test_each_of_many_topics_is_read_in_turn(room: Room) -> None:
         for number in range(10):
             await room.publish(topic, *range(number * 200, number * 200 + 200))
     viewer = Viewer()
-    subscriber = Subscriber("many.*", "v", viewer, start=Start(offset=0), policy="lossless")
+    subscriber = Subscriber(
+        "many.*", "v", viewer, options=SubscriptionOptions(start=Start(offset=0), policy="lossless")
+    )
     await room.manager.subscribe(subscriber)
     await viewer.until(lambda: len(viewer.events) == 10_000)
     order: list[str] = []

@@ -1,4 +1,4 @@
-"""The public protocol without I/O: what clients and servers say to each other, as bytes in and values out.
+"""The public protocol without I/O: bytes in and messages out, for clients and servers.
 
 ``messages`` is the WebSocket protocol; ``frames`` turns its JSON into WebSocket frames and back; ``models`` has the
 JSON shapes of REST.
@@ -10,15 +10,15 @@ from himalia.protocol.messages import (
     ClientMessage,
     ErrorBody,
     Message,
-    Policy,
     ServerMessage,
-    clipped,
     decode_client_message,
     encode,
     encode_event,
     encode_record,
     request_id_of,
+    truncate_error,
 )
+from himalia.record import Policy
 
 __all__ = [
     "PROTOCOL_VERSION",
@@ -27,7 +27,6 @@ __all__ = [
     "Message",
     "Policy",
     "ServerMessage",
-    "clipped",
     "decode_client_message",
     "encode",
     "encode_event",
@@ -35,4 +34,5 @@ __all__ = [
     "request_id_of",
     "text_frame",
     "text_payloads",
+    "truncate_error",
 ]

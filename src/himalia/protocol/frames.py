@@ -1,4 +1,4 @@
-"""Server-to-client WebSocket text frames. They are unmasked, so the bytes are the same for every subscriber."""
+"""Server-to-client WebSocket text frames. They are unmasked, so all subscribers get the same bytes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _pack_long = struct.Struct("!BBQ").pack
 
 
 def text_frame(payload: bytes) -> bytes:
-    """One whole, final text frame."""
+    """Return one complete, final text frame."""
     size = len(payload)
     if size < 126:
         return bytes((_FIN_TEXT, size)) + payload
@@ -21,7 +21,7 @@ def text_frame(payload: bytes) -> bytes:
 
 
 def text_payloads(frames: bytes) -> Iterator[bytes]:
-    """The payloads of frames made by ``text_frame`` and joined, for transports that frame by themselves."""
+    """Yield the payloads of concatenated frames of ``text_frame``, for transports that do their own framing."""
     at = 0
     while at < len(frames):
         size, start = frames[at + 1], at + 2

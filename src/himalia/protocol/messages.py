@@ -10,18 +10,16 @@ import msgspec
 from msgspec import Meta
 
 from himalia.errors import BadRequest
-from himalia.record import Position, Record, format_ts
+from himalia.record import Policy, Position, Record, format_ts
 
 PROTOCOL_VERSION = 1
 REQUEST_ID_LENGTH_MAX = 256
 CLIENT_ID_LENGTH_MAX = 256
 ERROR_LENGTH_MAX = 1000
 
-Policy = Literal["drop_oldest", "disconnect", "lossless"]
-
 
 class Message(msgspec.Struct, omit_defaults=True):
-    """What is published: the payload stays the bytes it came as."""
+    """The message to publish; the payload stays the bytes that were received."""
 
     id: str
     payload: msgspec.Raw
@@ -29,7 +27,7 @@ class Message(msgspec.Struct, omit_defaults=True):
 
 
 class ClientMessage(msgspec.Struct, omit_defaults=True):
-    """Anything a client may send. Which fields a type needs is checked by ``decode_client_message``."""
+    """Any message from a client. ``decode_client_message`` checks which fields its type requires."""
 
     type: Literal["subscribe", "unsubscribe", "publish", "ping"]
     topic: str | None = None
@@ -52,7 +50,7 @@ class ErrorBody(msgspec.Struct, omit_defaults=True):
 
 
 class ServerMessage(msgspec.Struct, omit_defaults=True):
-    """Anything the server may send. ``type`` says which fields are there."""
+    """Any message from the server. ``type`` determines which fields are set."""
 
     type: Literal["ack", "event", "error", "pong", "info"]
     request_id: str | None = None
@@ -87,9 +85,9 @@ encode = _encoder.encode
 
 
 def decode_client_message(data: bytes) -> ClientMessage:
-    """The message, with the fields its type needs, or ``BadRequest`` that names what is wrong."""
+    """Return the message with the fields that its type requires, or raise ``BadRequest``."""
     try:
-        # The decoder skips payloads without looking at their text, so the encoding is checked here.
+        # The decoder skips payloads without decoding their text, so the encoding is checked here.
         if not data.isascii():
             data.decode()
         message = _decode(data)
@@ -109,7 +107,7 @@ def decode_error(error: Exception, subject: str, expected: str) -> BadRequest:
 
 
 def request_id_of(data: bytes) -> str | None:
-    """The request id of a message that is otherwise wrong, so that its error can be told apart."""
+    """Return the request id of a message that is otherwise invalid, for its error message."""
     try:
         found = _decode_request_id(data).request_id
     except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -136,14 +134,14 @@ def _check_fields(message: ClientMessage) -> None:
         raise BadRequest(f"{message.type} needs a client_id")
 
 
-def clipped(text: str) -> str:
-    """An error's text, which may quote what the client sent, at a length that people read."""
+def truncate_error(text: str) -> str:
+    """Truncate the text of an error, which may quote what the client sent."""
     return text if len(text) <= ERROR_LENGTH_MAX else text[: ERROR_LENGTH_MAX - 3] + "..."
 
 
 def canonical_uuid(text: str) -> str:
-    """A UUID in its usual form, so that two spellings of one id are one id."""
-    # Parsing costs four times as much as recognising the form that every library prints.
+    """Return a UUID in canonical form, so that two spellings of one id are one id."""
+    # Parsing costs four times as much as matching the form that every library prints.
     if _CANONICAL_UUID(text):
         return text
     try:

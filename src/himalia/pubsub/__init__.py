@@ -1,10 +1,11 @@
-"""Publish and subscribe on a log: every subscriber is a set of cursors, one for each topic it follows."""
+"""Publish and subscribe on a log: every subscriber has a set of cursors, one for each topic it follows."""
 
 from himalia.protocol.models import PubSubStats, Rates, SubscriberStats, TopicStats
 from himalia.pubsub.manager import PubSubManager
 from himalia.pubsub.outlet import Codec, Outlet
-from himalia.pubsub.subscription import Cursor, Policy, Start, Subscriber
+from himalia.pubsub.subscription import Cursor, Start, Subscriber, SubscriptionOptions
 from himalia.pubsub.topic import Topic
+from himalia.record import Policy
 
 __all__ = [
     "Codec",
@@ -17,6 +18,7 @@ __all__ = [
     "Start",
     "Subscriber",
     "SubscriberStats",
+    "SubscriptionOptions",
     "Topic",
     "TopicStats",
 ]

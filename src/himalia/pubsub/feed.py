@@ -10,20 +10,18 @@ from typing import Any
 from himalia.errors import FilterFailed
 from himalia.pubsub.filters import Filter
 from himalia.pubsub.outlet import Codec
-from himalia.record import Record
+from himalia.record import Record, total_bytes
 
 TRIM_EVERY = 256
-"""Records by which a tail may exceed its limit, so that trimming costs little for each record."""
-
-
-JUDGED_AT_ONCE = 16
-"""Records that one filter looks at before it is the turn of the next, so that a dear one delays no other for long."""
+"""Records by which a tail may exceed its limit, so that trimming costs little per record."""
+FILTERED_AT_ONCE = 16
+"""Records that one filter is evaluated on before the next filter's turn, so that a slow one delays no other."""
 SLICES_MAX = 8
-"""Joined buffers kept for each view. Live cursors share one or two; those that catch up come once each."""
+"""Slices cached per view. Live cursors share one or two; a cursor that catches up uses each once."""
 
 
 class Slice:
-    """Consecutive records as one buffer: what a cursor sends next, shared by all cursors at that place."""
+    """Consecutive records as one buffer: what a cursor sends next, shared by all cursors at that offset."""
 
     __slots__ = ("data", "end", "failure", "matched")
 
@@ -35,18 +33,18 @@ class Slice:
 
 
 class View:
-    """A tail as seen through one codec and one filter: a frame for each record, empty where it is filtered out.
+    """A tail as seen through one codec and one filter: a frame for each record, empty if it is filtered out.
 
     So a filtered cursor moves like any other, and filtering costs nothing per subscriber. It holds the records from
-    ``first`` to ``end - 1``; with a filter that may be less than the tail has, until the filter has been evaluated.
+    ``first`` to ``end - 1``; with a filter these may be fewer than the tail's, until the filter has been evaluated.
     """
 
-    def __init__(self, encoded: Encoded, filter: Filter | None, first: int) -> None:
+    def __init__(self, encoded: EncodedEvents, filter: Filter | None, first: int) -> None:
         self.filter = filter
         self.first = self.end = first
         self._encoded = encoded
         self._frames: list[bytes] = []
-        # Running total of bytes up to and including each frame, to find how much fits into a write.
+        # Running total of bytes up to and including each frame, to find how many fit into a write.
         self._totals: list[int] = []
         self._failures: dict[int, tuple[str, dict[str, Any]]] = {}
         self._slices: dict[int, Slice] = {}
@@ -56,7 +54,7 @@ class View:
         return self._encoded.codec
 
     def extend(self, records: Sequence[Record], until: float | None = None) -> None:
-        """Take in the records from ``end`` on: all of them, or as many as there is time for, but at least one."""
+        """Add the records from ``end`` on: all of them, or as many as there is time for, but at least one."""
         self._slices.clear()
         total = self._totals[-1] if self._totals else 0
         for record in records:
@@ -69,7 +67,7 @@ class View:
                 return
 
     def trim(self, first: int) -> None:
-        """Forget the frames before offset ``first``."""
+        """Drop the frames before offset ``first``."""
         self._slices.clear()
         count = max(0, first - self.first)
         del self._frames[:count]
@@ -80,15 +78,15 @@ class View:
             self._failures = {at: error for at, error in self._failures.items() if at >= first}
 
     def slice(self, start: int, bytes_max: int) -> Slice:
-        """From offset ``start`` as many records as fit, but at least one."""
+        """Return the slice from offset ``start`` with as many records as fit, but at least one."""
         found = self._slices.get(start)
         if found is None:
             if len(self._slices) >= SLICES_MAX:
                 self._slices.clear()
-            found = self._slices[start] = self._cut(start, bytes_max)
+            found = self._slices[start] = self._make_slice(start, bytes_max)
         return found
 
-    def _cut(self, start: int, bytes_max: int) -> Slice:
+    def _make_slice(self, start: int, bytes_max: int) -> Slice:
         at = start - self.first
         before = self._totals[at - 1] if at else self._totals[0] - len(self._frames[0])
         until = max(bisect_right(self._totals, before + bytes_max), at + 1)
@@ -114,14 +112,14 @@ class View:
                 if not self.filter.matches(record):
                     return b""
             except FilterFailed as error:
-                # Not the error itself: what it was raised in holds the whole record, decoded.
+                # Not the error itself: its traceback references the whole decoded record.
                 self._failures[record.offset] = (error.message, error.data)
                 return b""
         return self._encoded.event(record)
 
 
-class Encoded:
-    """The records of a tail in one codec, each encoded once, whichever filters let it pass."""
+class EncodedEvents:
+    """The records of a tail in one codec, each encoded once, however many filters it passes."""
 
     def __init__(self, codec: Codec) -> None:
         self.codec = codec
@@ -148,94 +146,89 @@ class Tail:
         self._count_max = count_max
         self._records: list[Record] = []
         self._views: dict[tuple[Codec, Filter | None], View] = {}
-        self._encoded: dict[Codec, Encoded] = {}
-        # Views whose filter has not looked at all records yet, in the order of their turn.
-        self._behind: dict[View, None] = {}
+        self._encoded: dict[Codec, EncodedEvents] = {}
+        # Views whose filter has not been evaluated on all records yet, in the order of their turn.
+        self._unfiltered: dict[View, None] = {}
 
     def view(self, codec: Codec, filter: Filter | None, start: int) -> View:
-        """The one view for this codec and filter. A new one with a filter begins where its first reader does."""
+        """Return the one view for this codec and filter. A new one with a filter begins where its first cursor does."""
         key = (codec, filter)
         view = self._views.get(key)
         if view is None:
-            encoded = self._encoded.setdefault(codec, Encoded(codec))
+            encoded = self._encoded.setdefault(codec, EncodedEvents(codec))
             first = self.first if filter is None else min(max(start, self.first), self.end)
             view = self._views[key] = View(encoded, filter, first)
-            self._bring_up(view)
+            self._update_view(view)
         return view
 
-    def forget_view(self, view: View) -> None:
+    def remove_view(self, view: View) -> None:
         codec = view.codec
         self._views.pop((codec, view.filter), None)
-        self._behind.pop(view, None)
+        self._unfiltered.pop(view, None)
         if all(other is not codec for other, _ in self._views):
             self._encoded.pop(codec, None)
 
     def extend(self, records: Sequence[Record], bytes_max: int) -> None:
         """Add the records from ``end`` on.
 
-        Older ones beyond the limits go first, the new ones only at the next call: every cursor at the end can
-        take them from here, however large the commit was.
+        Records beyond the limits are dropped before that, the new ones at the next call at the earliest: every cursor
+        at the end can be served from here, however large the commit was.
         """
         if len(self._records) > self._count_max + TRIM_EVERY or self.bytes > bytes_max:
             self._trim(bytes_max)
         self._records.extend(records)
         self.end += len(records)
-        self.bytes += _size_bytes(records)
+        self.bytes += total_bytes(records)
         for view in self._views.values():
-            self._bring_up(view)
+            self._update_view(view)
 
     @property
-    def is_behind(self) -> bool:
-        """Whether there are records that a filter has not looked at."""
-        return bool(self._behind)
+    def has_unfiltered(self) -> bool:
+        """Whether there are records that a filter has not been evaluated on."""
+        return bool(self._unfiltered)
 
-    def judge(self, until: float) -> None:
+    def evaluate_filters(self, until: float) -> None:
         """Evaluate filters, in turn, for as long as there is time."""
-        while self._behind:
-            view = next(iter(self._behind))
-            del self._behind[view]
+        while self._unfiltered:
+            view = next(iter(self._unfiltered))
+            del self._unfiltered[view]
             start = view.end - self.first
-            view.extend(self._records[start : start + JUDGED_AT_ONCE], until)
+            view.extend(self._records[start : start + FILTERED_AT_ONCE], until)
             if view.end < self.end:
-                self._behind[view] = None
+                self._unfiltered[view] = None
             if perf_counter() >= until:
                 return
 
-    def _bring_up(self, view: View) -> None:
+    def _update_view(self, view: View) -> None:
         """Encode what the view lacks; filters are evaluated later, because that takes time."""
         if view.end == self.end:
             return
         if view.filter is None:
             view.extend(self._records[view.end - self.first :])
         else:
-            self._behind[view] = None
+            self._unfiltered[view] = None
 
     def skip_to(self, end: int) -> None:
-        """Forget everything: the log moved on further than a tail should hold."""
+        """Drop everything: the log has advanced by more than a tail may hold."""
         self._drop(len(self._records))
         self.first = self.end = end
         for view in self._views.values():
             view.trim(end)
-        self._behind.clear()
+        self._unfiltered.clear()
 
     def _trim(self, bytes_max: int) -> None:
         drop = max(0, len(self._records) - self._count_max)
-        kept = self.bytes - _size_bytes(self._records[:drop])
+        kept = self.bytes - total_bytes(self._records[:drop])
         while kept > bytes_max // 2 and drop < len(self._records):
             kept -= self._records[drop].size_bytes
             drop += 1
         self._drop(drop)
 
     def _drop(self, count: int) -> None:
-        self.bytes -= _size_bytes(self._records[:count])
+        self.bytes -= total_bytes(self._records[:count])
         del self._records[:count]
         for encoded in self._encoded.values():
             encoded.trim(range(self.first, self.first + count))
         self.first += count
         for view in self._views.values():
             view.trim(self.first)
-
-
-def _size_bytes(records: Sequence[Record]) -> int:
-    # Written out, because a call for each record would cost as much as encoding it.
-    return sum([len(record.id) + len(record.headers) + len(record.payload) for record in records])

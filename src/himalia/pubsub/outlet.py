@@ -1,10 +1,9 @@
-"""Where a subscriber's bytes go: gathered during a tick, written once at its end."""
+"""Where a subscriber's bytes go: buffered during a tick, written once at its end."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from himalia.errors import HimaliaError
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Codec(Protocol):
-    """How one kind of transport says things. Stateless and shared, so that equal bytes are made once."""
+    """Encodes events and notices for one kind of transport. Stateless and shared, so equal bytes are made once."""
 
     def event(self, record: Record) -> bytes: ...
 
@@ -32,22 +31,29 @@ class Codec(Protocol):
     def error(self, error: HimaliaError, topic: str | None = None) -> bytes: ...
 
 
-class Outlet(ABC):
-    """The sending half of a connection, shared by all its subscriptions.
+class OutletListener(Protocol):
+    """Serves the cursors of an outlet."""
 
-    ``gather`` never blocks and never fails; ``flush`` hands what was gathered to the transport in one write.
-    The transport sets ``paused`` while it cannot take more and calls ``on_ready`` when it can again.
+    def mark_outlet(self, outlet: Outlet) -> None:
+        """Called when the transport can take more."""
+
+
+class Outlet(ABC):
+    """The sending half of a connection, shared by all its subscriptions. Used on the event loop.
+
+    ``buffer`` never blocks and never fails; ``flush`` passes what was buffered to the transport in one write.
+    The transport sets ``paused`` while it cannot take more, and calls ``resume`` when it can again.
     """
 
     __slots__ = (
         "_blocked",
-        "_gathered",
+        "_buffer",
+        "_listener",
         "_pauses",
         "_unread",
         "buffered_bytes",
         "closed",
         "codec",
-        "on_ready",
         "paused",
         "reading",
         "subscribers",
@@ -61,55 +67,61 @@ class Outlet(ABC):
         # Whether the log is being read for one of its cursors: one read at a time bounds its memory.
         self.reading = False
         self.subscribers: dict[Subscriber, None] = {}
-        self.on_ready: Callable[[Outlet], None] | None = None
-        self._gathered: list[bytes] = []
-        # How often the transport was full and could take more again.
+        # None until the first subscription.
+        self._listener: OutletListener | None = None
+        self._buffer: list[bytes] = []
+        # How often the transport was full and became writable again.
         self._pauses = 0
-        # Cursors with something to send, and the number of pauses when they were held up: by the transport, or by
-        # another read of the log. Not there while they are empty, which is nearly always.
+        # Cursors with something to send, and the number of pauses when they were blocked: by the transport, or by
+        # another read of the log. None while they are empty, which is nearly always.
         self._blocked: OrderedDict[Cursor, int] | None = None
         self._unread: OrderedDict[Cursor, int] | None = None
 
+    def attach(self, subscriber: Subscriber, listener: OutletListener) -> None:
+        """Add a subscription, whose cursors ``listener`` serves."""
+        self.subscribers[subscriber] = None
+        self._listener = listener
+
     def buffer(self, data: bytes) -> None:
-        self._gathered.append(data)
+        self._buffer.append(data)
         self.buffered_bytes += len(data)
 
     def flush(self) -> None:
-        if not self._gathered:
+        if not self._buffer:
             return
-        gathered = self._gathered
-        data = gathered[0] if len(gathered) == 1 else b"".join(gathered)
-        self._gathered = []
+        buffered = self._buffer
+        data = buffered[0] if len(buffered) == 1 else b"".join(buffered)
+        self._buffer = []
         self.buffered_bytes = 0
         if not self.closed:
             self.write(data)
 
     def block(self, cursor: Cursor) -> None:
-        """The cursor has more to send when the transport can take more."""
+        """Keep a cursor that has more to send until the transport can take more."""
         if self._blocked is None:
             self._blocked = OrderedDict()
         self._blocked[cursor] = self._pauses
 
     def await_read(self, cursor: Cursor) -> None:
-        """The cursor is behind the tail, and the log is being read for another one of this outlet."""
+        """Keep a cursor that is behind the tail while the log is read for another one of this outlet."""
         if self._unread is None:
             self._unread = OrderedDict()
         self._unread[cursor] = self._pauses
 
-    def take_blocked(self, count: int) -> list[Cursor]:
-        """Up to ``count`` cursors that can go on now, those that have waited longest first."""
-        taken: list[Cursor] = []
+    def pop_blocked(self, count: int) -> list[Cursor]:
+        """Remove and return up to ``count`` cursors that can be served now, the longest waiting first."""
+        popped: list[Cursor] = []
         if self._unread and not self.reading:
-            taken.append(self._release(self._unread))
-        while self._blocked and len(taken) < count:
-            taken.append(self._release(self._blocked))
+            popped.append(self._pop(self._unread))
+        while self._blocked and len(popped) < count:
+            popped.append(self._pop(self._blocked))
         if not self._blocked:
             self._blocked = None
         if not self._unread:
             self._unread = None
-        return taken
+        return popped
 
-    def _release(self, waiting: OrderedDict[Cursor, int]) -> Cursor:
+    def _pop(self, waiting: OrderedDict[Cursor, int]) -> Cursor:
         cursor, pauses = waiting.popitem(last=False)
         if pauses != self._pauses:
             cursor.stalled = True
@@ -117,32 +129,32 @@ class Outlet(ABC):
 
     @property
     def has_blocked(self) -> bool:
-        """Whether ``take_blocked`` would give something."""
+        """Whether ``pop_blocked`` would return any cursor."""
         return bool(self._blocked) or (bool(self._unread) and not self.reading)
 
-    def forget(self, cursor: Cursor) -> None:
-        """The cursor is closed."""
+    def remove(self, cursor: Cursor) -> None:
+        """Drop a cursor that is closed."""
         if self._blocked is not None:
             self._blocked.pop(cursor, None)
         if self._unread is not None:
             self._unread.pop(cursor, None)
 
     def resume(self) -> None:
-        """The transport can take more. Called by the transport."""
+        """Called by the transport when it can take more."""
         self.paused = False
         self._pauses += 1
-        if self.on_ready is not None:
-            self.on_ready(self)
+        if self._listener is not None:
+            self._listener.mark_outlet(self)
 
     @property
     @abstractmethod
     def unsent_bytes(self) -> int:
-        """What the transport holds and the peer's machine has not taken yet."""
+        """Bytes that the transport holds and the peer's machine has not received yet."""
 
     @abstractmethod
     def write(self, data: bytes) -> None:
-        """Give bytes to the transport, which may set ``paused`` at once."""
+        """Pass bytes to the transport, which may set ``paused`` at once."""
 
     @abstractmethod
     def close(self, error: HimaliaError) -> None:
-        """End the connection because of ``error``, which was already gathered and flushed."""
+        """Close the connection because of ``error``, which has been buffered and flushed already."""

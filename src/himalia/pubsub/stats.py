@@ -1,7 +1,7 @@
-"""Statistics of the broker, messages per topic and second, and the hook for tracing.
+"""Statistics of publish and subscribe, messages per topic and second, and the interface of tracing.
 
-One frozen object feeds the REST call, the metrics, the CLI and the tests. The broker knows no tracing library; the
-server brings one.
+One frozen object feeds the REST call, the metrics, the CLI and the tests. No tracing library is imported here; the
+server provides one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ RATE_SECONDS = 10
 
 
 class Counters:
-    """Totals since the start, and rates from one sample a second."""
+    """Totals since the start, and rates from one sample per second."""
 
     def __init__(self) -> None:
         self.started = time.monotonic()
@@ -75,7 +75,7 @@ SECONDS = 60
 
 
 class Activity:
-    """Counts by topic and second. A count costs the same however many messages a commit has."""
+    """Messages by topic and second. Counting costs the same however many messages a commit has."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -89,14 +89,14 @@ class Activity:
         counts.add(second, messages)
 
     def last_minute(self, topic: str, epoch: str) -> list[int]:
-        """The counts of the last 60 whole seconds, oldest first; empty if there was nothing."""
+        """Return the counts of the last 60 whole seconds, oldest first; empty if all are 0."""
         counts = self._topics.get(topic)
         if counts is None or counts.epoch != epoch:
             return []
         return counts.before(int(self._clock()))
 
     def forget_idle(self) -> None:
-        """Let go of topics without a message in the last minute. Costs in proportion to those counted."""
+        """Drop topics without a message in the last minute. The cost grows with the topics counted."""
         second = int(self._clock())
         idle = [topic for topic, counts in self._topics.items() if second - counts.latest > SECONDS]
         for topic in idle:
@@ -107,7 +107,7 @@ class Activity:
 
 
 class _Counts:
-    """A ring with a place for each of the last 60 whole seconds and for the one that runs."""
+    """A ring buffer of the last 60 whole seconds and the current one."""
 
     __slots__ = ("_ring", "epoch", "latest")
 
@@ -134,8 +134,8 @@ class _Counts:
 
 class Tracing(Protocol):
     def publishing(self, batch: Batch) -> tuple[Batch, Callable[[BaseException | None], None]]:
-        """The batch with the trace's context in its headers, and what to call when its fate is known."""
+        """Return the batch with the trace's context in its headers, and a callback for its error or None at the end."""
         ...
 
     def delivering(self, topic: str, records: Sequence[Record], subscribers: int) -> None:
-        """These records go to that many subscribers now."""
+        """Note that these records are about to be sent to that many subscribers."""

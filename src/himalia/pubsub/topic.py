@@ -1,4 +1,4 @@
-"""A topic that somebody follows: its recent records and the cursors on it."""
+"""A followed topic: its recent records and the cursors on it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from himalia.pubsub.subscription import Cursor, Subscriber
 
 
 class Topic:
-    """Exists only while it has cursors, so that memory follows the subscribers and not the topics."""
+    """Exists only while it has cursors, so memory grows with subscribers, not with topics."""
 
     __slots__ = (
         "_cursors",
         "_filtered",
         "_view_users",
         "epoch",
-        "marked_meanwhile",
+        "marked_while_refilling",
         "name",
-        "refreshing",
+        "refilling",
         "tail",
     )
 
@@ -26,9 +26,9 @@ class Topic:
         self.name = name
         self.epoch = epoch
         self.tail = Tail(end, tail_records)
-        # Whether the tail is being filled from the log because its newest records were not at hand.
-        self.refreshing = False
-        self.marked_meanwhile = False
+        # Whether a task refills the tail from the log, because the newest records were not in memory.
+        self.refilling = False
+        self.marked_while_refilling = False
         self._cursors: dict[Cursor, None] = {}
         self._filtered: dict[Cursor, None] = {}
         self._view_users: dict[View, int] = {}
@@ -40,20 +40,21 @@ class Topic:
 
     @property
     def cursors(self) -> list[Cursor]:
-        """All cursors, in the order they came."""
+        """All cursors, in the order they were added."""
         return list(self._cursors)
 
     @property
     def filtered_cursors(self) -> Iterable[Cursor]:
-        """The cursors that wait for a filter's judgement on new records."""
+        """The cursors with a filter."""
         return self._filtered
 
     def __len__(self) -> int:
         return len(self._cursors)
 
-    def follow(self, subscriber: Subscriber, start: int, asked_until: int) -> Cursor:
+    def follow(self, subscriber: Subscriber, start: int, replay_until: int) -> Cursor:
+        """Add a cursor for a subscriber."""
         view = self.tail.view(subscriber.outlet.codec, subscriber.filter, start)
-        cursor = Cursor(subscriber, self, start, asked_until, view)
+        cursor = Cursor(subscriber, self, start, replay_until, view)
         self._cursors[cursor] = None
         if subscriber.filter is not None:
             self._filtered[cursor] = None
@@ -62,19 +63,20 @@ class Topic:
         return cursor
 
     def unfollow(self, cursor: Cursor) -> bool:
-        """Take the cursor away; false if that was done before."""
-        if self._cursors.pop(cursor, cursor) is cursor:
+        """Remove a cursor; return False if it was removed before."""
+        if cursor not in self._cursors:
             return False
+        del self._cursors[cursor]
         self._filtered.pop(cursor, None)
         cursor.closed = True
         cursor.subscriber.cursors.pop(self.name, None)
-        cursor.subscriber.outlet.forget(cursor)
+        cursor.subscriber.outlet.remove(cursor)
         self._view_users[cursor.view] -= 1
         if not self._view_users[cursor.view]:
             del self._view_users[cursor.view]
-            self.tail.forget_view(cursor.view)
+            self.tail.remove_view(cursor.view)
         return True
 
     def lag(self) -> int:
-        """How far the slowest cursor is behind."""
+        """Return how far the slowest cursor is behind."""
         return max((cursor.lag for cursor in self._cursors if not cursor.closed), default=0)

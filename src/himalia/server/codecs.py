@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from himalia.errors import HimaliaError
-from himalia.protocol import ErrorBody, ServerMessage, clipped, encode, encode_event, text_frame
+from himalia.protocol import ErrorBody, ServerMessage, encode, encode_event, text_frame, truncate_error
 from himalia.record import Record, format_ts, now_us
 
 
@@ -14,7 +14,7 @@ def error_message(
         "error",
         request_id=request_id,
         topic=topic,
-        error=ErrorBody(error.code, clipped(error.message)),
+        error=ErrorBody(error.code, truncate_error(error.message)),
         ts=format_ts(now_us()),
     )
 

@@ -13,7 +13,6 @@ from himalia.errors import ShuttingDown, TooManyConnections, TooManyReaders
 from himalia.log import LogOptions, open_log
 from himalia.log.api import Log
 from himalia.pubsub import Outlet, PubSubManager
-from himalia.pubsub.manager import Limits
 from himalia.record import Retention
 from himalia.server.caller_usage import CallerUsages, Place
 from himalia.server.hosting import Hosting
@@ -64,11 +63,10 @@ class Broker:
         self.identity.on_event = self._record
         self.identity.on_wrong_key = self.refusals.refuse
         tracing = make_tracing() if settings.tracing else None
-        self.manager = PubSubManager(self.log, _limits(settings), tracing)
+        self.manager = PubSubManager(self.log, settings, tracing, on_published=self.let_go)
         self.kernels = Hosting(self.manager, settings, tracing, self.audit, kernel_descriptors)
         self.tables = QueryPool(settings.warehouse, settings.queries_max, settings.queries_per_caller)
         self._reading = PipelineReading(self.log)
-        self.manager.on_published = self.let_go
         self.usages = CallerUsages()
         self.connections: dict[Connection, None] = {}
         self.streams: dict[Outlet, None] = {}
@@ -272,13 +270,3 @@ class Broker:
 
     def _is_drained(self) -> bool:
         return self.manager.is_idle and all(connection.is_drained for connection in self.connections)
-
-
-def _limits(settings: Settings) -> Limits:
-    return Limits(
-        cursors_max=settings.cursors_max,
-        filters_max=settings.filters_max,
-        chunk_bytes=settings.chunk_bytes,
-        tail_records=settings.tail_records,
-        tail_bytes=settings.tail_bytes,
-    )

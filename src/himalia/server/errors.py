@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.routing import compile_path
 
 from himalia.errors import BadRequest, ErrorCode, HimaliaError, InternalError
-from himalia.protocol import clipped
+from himalia.protocol import truncate_error
 from himalia.server.http.security_headers import TRANSPORT_SECURITY, demands_tls, security_headers
 from himalia.server.rest.reference import api_document
 
@@ -76,7 +76,7 @@ def nothing_there(path: str) -> JSONResponse:
 
 
 def _body(path: str, code: str, message: str) -> dict[str, object]:
-    message = clipped(message)
+    message = truncate_error(message)
     body: dict[str, object] = {"error": {"code": code, "message": message}}
     if path.startswith("/api/"):
         body |= {"message": message, "reason": None}

@@ -8,7 +8,7 @@ from typing import Any
 
 from himalia.errors import BadFilter, BadRequest, Forbidden
 from himalia.protocol import ClientMessage
-from himalia.pubsub import Outlet, Policy, Start, Subscriber
+from himalia.pubsub import Outlet, Policy, Start, Subscriber, SubscriptionOptions
 from himalia.pubsub.filters import Filter, compile_filter
 from himalia.pubsub.turns import Turns
 from himalia.record import parse_ts
@@ -31,19 +31,15 @@ async def make_subscriber(
     compiled = None if message.filter is None else await compile_checked(message.filter, settings, turns)
     if abs(message.priority) > PRIORITY_MAX:
         raise BadRequest(f"priority is between -{PRIORITY_MAX} and {PRIORITY_MAX}")
-    subscriber = Subscriber(
-        pattern,
-        message.client_id,
-        outlet,
-        owner=principal.name,
+    options = SubscriptionOptions(
         policy=message.policy or _default_policy(start),
         limit=_limit(message.limit, settings),
         filter=compiled,
         priority=message.priority,
         start=start,
+        can_read=partial(principal.may, Right.SUBSCRIBE),
     )
-    subscriber.can_read = partial(principal.may, Right.SUBSCRIBE)
-    return subscriber
+    return Subscriber(pattern, message.client_id, outlet, owner=principal.name, options=options)
 
 
 def _check_rights(principal: Principal, pattern: str) -> None:
