@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from benchmarks.generator import Endpoint
 from benchmarks.kernel_traffic import START_US, drafts_by_topic, traffic
 from benchmarks.peers.himalia import HIMALIA
-from himalia.log import Batch, open_log
+from himalia.log import Batch, LogOptions, open_log
 from himalia.record import now_us
 from himalia.spark.session import start_session
 
@@ -49,7 +49,7 @@ class Filled:
     async def _fill(self, path: Path) -> None:
         clock = PastTime(now_us() - AGO_US)
         began_us = clock.now_us
-        log = open_log(f"sqlite://{path}", clock=clock)
+        log = open_log(f"sqlite://{path}", LogOptions(clock=clock))
         await log.open()
         messages = traffic(self.records)
         known: set[str] = set()

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from himalia.jupyter.lifecycle import RequestState
-from himalia.jupyter.records import EVENT_CHANNEL, RecordHeaders, message_of
+from himalia.jupyter.records import EVENT_CHANNEL, RecordHeaders, to_message
 from himalia.jupyter.timeline import KernelTimeline
 from himalia.record import Record, parse_ts
 
@@ -124,7 +124,7 @@ def write(recorded: Iterable[Trace]) -> None:
 def event_name(record: Record, headers: RecordHeaders) -> str:
     """The name of a server's event; empty for any other record."""
     return (
-        str(message_of(record, headers).decoded_content()["event"])
+        str(to_message(record, headers).decoded_content()["event"])
         if headers.channel == EVENT_CHANNEL
         else ""
     )

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from himalia.jupyter.channels import channel_of
-from himalia.jupyter.records import draft_of, event_draft
+from himalia.jupyter.records import event_draft, to_draft
 from himalia.jupyter.wire import KernelMessage
 from himalia.record import Draft, Record
 
@@ -83,17 +83,17 @@ def error(
 
 
 def iopub(said: KernelMessage) -> Draft:
-    return draft_of(said, KERNEL, channel_of(said.msg_type))
+    return to_draft(said, KERNEL, channel_of(said.msg_type))
 
 
 def request(code: str = "1 + 1", request_id: str = REQUEST) -> Draft:
-    return draft_of(
+    return to_draft(
         message("execute_request", {"code": code}, parent_id="", msg_id=request_id), KERNEL, "shell"
     )
 
 
 def reply(content: dict[str, Any]) -> Draft:
-    return draft_of(message("execute_reply", content), KERNEL, "shell")
+    return to_draft(message("execute_reply", content), KERNEL, "shell")
 
 
 def event(name: str, request_id: str = REQUEST, **data: Any) -> Draft:

@@ -9,7 +9,7 @@ import pytest
 
 from himalia.jupyter.duration import RUN_BOUNDS_S, RunHistogram, StatusDates
 from himalia.jupyter.lifecycle import RequestStage, RequestState
-from himalia.jupyter.request_events import event_of_message
+from himalia.jupyter.request_events import to_event
 from himalia.jupyter.wire import KernelMessage
 from himalia.record import format_ts
 from tests.jupyter.duration_cases import CASES, Case
@@ -44,7 +44,7 @@ def dates_of(*messages: KernelMessage) -> StatusDates:
     """The dates of a request after these messages of its kernel."""
     state = RequestState(request_id="r", stage=RequestStage.SENT)
     for message in messages:
-        event = event_of_message(message, "status")
+        event = to_event(message, "status")
         assert event is not None
         state = state.apply(event)
     return state.dates

@@ -21,13 +21,13 @@ from himalia.jupyter.lifecycle import (
     RequestStage,
     RequestState,
 )
-from himalia.jupyter.records import draft_of, headers_of
+from himalia.jupyter.records import read_headers, to_draft
 from himalia.jupyter.request_events import (
     EventKind,
     RequestContent,
     RequestEvent,
-    event_of_message,
-    event_of_record,
+    record_to_event,
+    to_event,
 )
 from himalia.jupyter.wire import KernelMessage
 from himalia.protocol.models import ExecutionStatus
@@ -316,7 +316,7 @@ def told(*drafts: Draft) -> RequestState:
     state = RequestState(request_id=REQUEST)
     for offset, draft in enumerate(drafts):
         one = record(draft, offset, offset * 1_000_000 + 1_000_000)
-        said = event_of_record(one, headers_of(one))
+        said = record_to_event(one, read_headers(one))
         if said is not None:
             state = state.apply(said)
     return state
@@ -448,11 +448,11 @@ def test_requests_other_than_execute() -> None:
 
 
 def shell(one: KernelMessage) -> Draft:
-    return draft_of(one, "k1", "shell")
+    return to_draft(one, "k1", "shell")
 
 
 def said(one: KernelMessage, channel: str) -> RequestEvent:
-    found = event_of_message(one, channel)
+    found = to_event(one, channel)
     assert found is not None
     return found
 
@@ -486,7 +486,7 @@ def said(one: KernelMessage, channel: str) -> RequestEvent:
 )
 def test_what_is_no_event(msg_type: str, content: dict[str, object] | bytes, channel: str) -> None:
     """Output, malformed messages and messages on a channel that is not theirs change no request."""
-    assert event_of_message(message(msg_type, content), channel) is None
+    assert to_event(message(msg_type, content), channel) is None
 
 
 @given(
@@ -508,7 +508,7 @@ def test_what_is_no_event(msg_type: str, content: dict[str, object] | bytes, cha
 )
 def test_no_content_can_break_the_machine(msg_type: str, channel: str, content: object) -> None:
     """Whatever a kernel writes, its message is an event or none, and the state has the types that it declares."""
-    found = event_of_message(message(msg_type, msgspec.json.encode(content)), channel)
+    found = to_event(message(msg_type, msgspec.json.encode(content)), channel)
     if found is not None:
         state = after(Q, S).apply(found)
         assert msgspec.convert(msgspec.to_builtins(state), RequestState) == state

@@ -15,13 +15,13 @@ from himalia.jupyter.records import (
     ID_LENGTH_MAX,
     KernelEvent,
     RecordHeaders,
-    draft_of,
     event_draft,
-    headers_of,
-    message_of,
+    read_headers,
     record_id,
     seq_of,
     stored_id,
+    to_draft,
+    to_message,
 )
 from himalia.jupyter.wire import KernelMessage, Wire
 from himalia.record import Draft, Record
@@ -57,13 +57,13 @@ class TestMessages:
     @given(messages())
     def test_a_message_comes_back_to_the_byte(self, sent: KernelMessage) -> None:
         """A message is the same before it is stored and after, in every field and every byte of its parts."""
-        draft = draft_of(sent, KERNEL, "stream")
-        assert message_of(record(draft)) == sent
+        draft = to_draft(sent, KERNEL, "stream")
+        assert to_message(record(draft)) == sent
 
     @given(messages())
     def test_every_payload_is_the_jupyter_message_as_json(self, sent: KernelMessage) -> None:
         """A payload is one JSON object with the four parts, and with the buffers only where there are any."""
-        payload = msgspec.json.decode(draft_of(sent, KERNEL, "stream").payload)
+        payload = msgspec.json.decode(to_draft(sent, KERNEL, "stream").payload)
         parts = ["header", "parent_header", "metadata", "content"]
         assert list(payload) == ([*parts, "buffers"] if sent.buffers else parts)
         assert payload["content"] == msgspec.json.decode(sent.content)
@@ -73,7 +73,7 @@ class TestMessages:
         content = b'{"text" : "\\u00e9",  "n":1.50e+1, "name":"stdout"}'
         draft = iopub(message("stream", content))
         assert content in draft.payload
-        assert message_of(record(draft)).content == content
+        assert to_message(record(draft)).content == content
 
     def test_headers_tell_what_readers_select_by(self) -> None:
         """The headers are strings: type, channel, parent, kernel, user and session."""
@@ -91,20 +91,20 @@ class TestMessages:
         """A message that came by its keeper carries its number; one that did not has none, and events have none."""
         numbered = record(iopub(msgspec.structs.replace(stream("x"), seq=41)))
         assert msgspec.json.decode(numbered.headers)["seq"] == "41" and seq_of(numbered) == 41
-        assert headers_of(numbered) == headers_of(record(iopub(stream("x"))))
+        assert read_headers(numbered) == read_headers(record(iopub(stream("x"))))
         assert seq_of(record(iopub(stream("x")))) is None
         assert seq_of(record(event("started"))) is None
 
     def test_a_channel_may_be_given_as_the_enum(self) -> None:
         """``Channel.STREAM`` and ``"stream"`` give the same draft."""
         said = stream("x")
-        assert draft_of(said, KERNEL, Channel.STREAM) == draft_of(said, KERNEL, "stream")
+        assert to_draft(said, KERNEL, Channel.STREAM) == to_draft(said, KERNEL, "stream")
 
     def test_a_message_without_parent_has_an_empty_one(self) -> None:
         """An absent parent is ``{}`` and its id empty, never null."""
         draft = iopub(message("status", {"execution_state": "starting"}, parent_id=""))
         assert msgspec.json.decode(draft.payload)["parent_header"] == {}
-        assert headers_of(record(draft)).parent_id == ""
+        assert read_headers(record(draft)).parent_id == ""
 
     @pytest.mark.parametrize("parent", [b"null", b"{}"])
     def test_what_the_wire_gives_can_be_stored(self, parent: bytes) -> None:
@@ -114,27 +114,27 @@ class TestMessages:
         content = b'{"text": "\xff \\ud83d",\r\n "x": NaN}'
         said = wire.decode([b"stream", b"<IDS|MSG>", b"", header, parent, b"{}", content])
         assert isinstance(said, KernelMessage)
-        draft = draft_of(said, KERNEL, "stream")
+        draft = to_draft(said, KERNEL, "stream")
         assert b"\n" not in draft.payload and b"\r" not in draft.payload
         decoded = msgspec.json.decode(draft.payload)
         assert decoded["parent_header"] == {}
         assert decoded["content"] == {"text": "\ufffd \ufffd", "x": None}
-        assert message_of(record(draft)).content == said.content
+        assert to_message(record(draft)).content == said.content
 
     def test_the_time_is_the_records_own(self) -> None:
         """A message that is read back came when the log stored it."""
-        assert message_of(record(iopub(stream("x", received_us=5)), ts_us=77)).received_us == 77
+        assert to_message(record(iopub(stream("x", received_us=5)), ts_us=77)).received_us == 77
 
     @pytest.mark.parametrize("payload", [b"", b"[]", b'{"a":1}', b'{"header":{}', b"\xff"])
     def test_what_is_no_kernel_message_is_refused(self, payload: bytes) -> None:
-        """``message_of`` raises a decoding error for a payload that no draft of ours has."""
+        """``to_message`` raises a decoding error for a payload that no draft of ours has."""
         with pytest.raises(msgspec.DecodeError):
-            message_of(record(Draft("x", payload)))
+            to_message(record(Draft("x", payload)))
 
     @pytest.mark.parametrize("headers", [b"", b"[]", b'{"channel":1}', b"{}", b'{"channel":"\xff"}'])
     def test_headers_of_foreign_records_are_empty(self, headers: bytes) -> None:
         """A record that is not a kernel's has no type and no channel, and raises nothing."""
-        assert headers_of(Record("t", 0, 0, "x", headers, b"{}")) == RecordHeaders()
+        assert read_headers(Record("t", 0, 0, "x", headers, b"{}")) == RecordHeaders()
 
 
 class TestIds:
@@ -164,7 +164,7 @@ class TestEvents:
     def test_an_event_is_a_message_of_our_own(self, name: KernelEvent) -> None:
         """Events are read like messages: type ``kernel_event``, channel ``kernel``, the name in the content."""
         stored = record(event_draft(KERNEL, name, request_id=REQUEST, session="s", reason="why"))
-        headers, said = headers_of(stored), message_of(stored)
+        headers, said = read_headers(stored), to_message(stored)
         assert (headers.channel, headers.msg_type, headers.kernel_id) == ("kernel", "kernel_event", KERNEL)
         assert (said.parent_id, said.session, said.msg_id) == (REQUEST, "s", stored.id)
         assert said.decoded_content() == {"event": name.value, "reason": "why"}
@@ -173,8 +173,8 @@ class TestEvents:
     def test_an_event_of_the_kernel_itself_has_no_parent(self) -> None:
         """Without a request the parent is ``{}`` and its id empty."""
         stored = record(event("started", ""))
-        assert message_of(stored).parent_header == b"{}"
-        assert headers_of(stored).parent_id == ""
+        assert to_message(stored).parent_header == b"{}"
+        assert read_headers(stored).parent_id == ""
 
     def test_each_event_has_an_id_of_its_own(self) -> None:
         """The same event twice is two records."""
@@ -182,5 +182,5 @@ class TestEvents:
 
     def test_text_that_is_not_unicode_does_not_keep_an_event_out(self) -> None:
         """A path with undecodable bytes is told as well as it can be."""
-        said = message_of(record(event("died", reason="no \udcff here")))
+        said = to_message(record(event("died", reason="no \udcff here")))
         assert said.decoded_content()["reason"] == "no ? here"

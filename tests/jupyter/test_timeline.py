@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from himalia.jupyter.lifecycle import RequestOrigin, RequestStage, RequestState
-from himalia.jupyter.records import draft_of, headers_of
-from himalia.jupyter.request_events import event_of_record
+from himalia.jupyter.records import read_headers, to_draft
+from himalia.jupyter.request_events import record_to_event
 from himalia.jupyter.timeline import KernelTimeline
 from himalia.jupyter.wire import KernelMessage
 from himalia.kernels.history import ExecutionBuilder
@@ -63,7 +63,7 @@ def printed(of: str) -> Draft:
 
 
 def shell(said: KernelMessage, channel: str = "shell") -> Draft:
-    return draft_of(said, KERNEL, channel)
+    return to_draft(said, KERNEL, channel)
 
 
 def sent(request_id: str, msg_type: str = "execute_request", channel: str = "shell") -> Draft:
@@ -242,7 +242,7 @@ def test_nothing_is_kept_for_ever(topic: Topic) -> None:
         topic.add(status("idle", f"r{number}"))
         topic.add(status("busy", f"never {number}"), later_s=1)
     kept = topic.timeline
-    assert len(kept._states) + len(kept._heard_us) + len(kept._early) < 400
+    assert len(kept._states) + len(kept._last_us) + len(kept._early) < 400
     assert len(topic.closed) == 1000
 
 
@@ -375,7 +375,7 @@ def test_a_request_that_was_taken_over_ends_as_it_is_read_back(
     whole = {state.request_id: state for state in [*states(records)[0], *states(records)[1]]}
     for state in own(states(records[:cut])[1]):
         for one in records[cut:]:
-            found = event_of_record(one, headers_of(one))
+            found = record_to_event(one, read_headers(one))
             if found is not None and found.request_id == state.request_id:
                 state = state.apply(found)
             content = decoded(one)

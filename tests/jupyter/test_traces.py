@@ -10,8 +10,8 @@ import pytest
 
 from himalia.jupyter import lifecycle
 from himalia.jupyter.lifecycle import ENDINGS, TRANSITIONS, RequestStage, RequestState
-from himalia.jupyter.records import headers_of
-from himalia.jupyter.request_events import EventKind, RequestContent, RequestEvent, event_of_record
+from himalia.jupyter.records import read_headers
+from himalia.jupyter.request_events import EventKind, RequestContent, RequestEvent, record_to_event
 from himalia.jupyter.timeline import KernelTimeline
 from tests.jupyter import corpus
 
@@ -73,6 +73,31 @@ def test_a_fold_can_be_cut_at_any_record(traces: list[corpus.Trace]) -> None:
         assert list(states.values()) == whole, trace.name
 
 
+def test_the_server_closed_requests_as_the_machine_would(traces: list[corpus.Trace]) -> None:
+    """Where a server closed a request without a reason of its own, the topic alone gives the same status.
+
+    It does so when the kernel is done with it or, where another server got the reply, at its idle.
+    """
+    closes = 0
+    for trace in traces:
+        if trace.about.family == "edited":
+            continue
+        timeline = KernelTimeline()
+        before: dict[str, RequestState] = {}
+        for record in trace.records:
+            for state in timeline.apply(record):
+                earlier = before.get(state.request_id)
+                before[state.request_id] = state
+                is_closing = earlier is not None and state.is_closed and not earlier.is_closed
+                if not is_closing or state.origin != "queued" or state.reason:
+                    continue
+                assert earlier is not None
+                assert earlier.stage in (RequestStage.DONE, RequestStage.IDLE), (trace.name, state.request_id)
+                assert earlier.outcome == state.status, (trace.name, state.request_id)
+                closes += 1
+    assert closes > 500
+
+
 def test_states_are_values(traces: list[corpus.Trace]) -> None:
     """Folding on changes no state that was returned before."""
     for trace in traces[::5]:
@@ -85,8 +110,8 @@ def applied(trace: corpus.Trace) -> list[RequestState]:
     """The states of a trace's requests if every event is applied, also those that a timeline knows to be late."""
     states: dict[str, RequestState] = {}
     for record in trace.records:
-        headers = headers_of(record)
-        event = event_of_record(record, headers)
+        headers = read_headers(record)
+        event = record_to_event(record, headers)
         ending = ENDINGS.get(corpus.event_name(record, headers))
         if ending is not None:
             content = RequestContent(status=ending.status, reason=ending.reason)
@@ -130,9 +155,13 @@ def test_every_transition_matters(
                 continue
             changed = {**TRANSITIONS, cell: target}
             monkeypatch.setattr(lifecycle, "TRANSITIONS", changed)
-            if all(
-                corpus.results(trace) == expected[trace.name] and applied(trace) == before[trace.name]
-                for trace in using[cell]
-            ):
+            try:
+                is_unnoticed = all(
+                    corpus.results(trace) == expected[trace.name] and applied(trace) == before[trace.name]
+                    for trace in using[cell]
+                )
+            except RecursionError:  # a request that closes by itself, and is open after that
+                is_unnoticed = False
+            if is_unnoticed:
                 unnoticed.append((*cell, target))
     assert not unnoticed, "\n".join(map(str, unnoticed))

@@ -20,14 +20,14 @@ from jupyter_client.asynchronous.client import AsyncKernelClient
 from jupyter_client.manager import AsyncKernelManager
 
 from himalia.iopub.result import ExecutionResult
-from himalia.jupyter.records import headers_of, message_of
+from himalia.jupyter.lifecycle import ExecutionStatus
+from himalia.jupyter.records import read_headers, to_message
 from himalia.jupyter.wire import KernelMessage
 from himalia.kernels.host import KernelHost
 from himalia.kernels.kernel import Kernel
 from himalia.kernels.request import Code, Request
 from himalia.log import open_log
 from himalia.log.api import Log
-from himalia.protocol.models import ExecutionStatus
 from himalia.pubsub import PubSubManager
 from himalia.record import Record
 from himalia.settings import Settings
@@ -290,9 +290,9 @@ def printed(found: list[Record], parent_id: str | None = None) -> str:
     """What was printed to stdout, in the order of the records."""
     text = []
     for record in found:
-        headers = headers_of(record)
+        headers = read_headers(record)
         if headers.msg_type == "stream" and parent_id in (None, headers.parent_id):
-            content = message_of(record, headers).decoded_content()
+            content = to_message(record, headers).decoded_content()
             text.append(content["text"] if content["name"] == "stdout" else "")
     return "".join(text)
 
@@ -300,9 +300,9 @@ def printed(found: list[Record], parent_id: str | None = None) -> str:
 def events(found: list[Record], name: str | None = None) -> list[dict[str, Any]]:
     """The kernel's events, each with the request it is about under ``of``."""
     contents = [
-        {**message_of(record).decoded_content(), "of": headers_of(record).parent_id}
+        {**to_message(record).decoded_content(), "of": read_headers(record).parent_id}
         for record in found
-        if headers_of(record).channel == "kernel"
+        if read_headers(record).channel == "kernel"
     ]
     return [content for content in contents if name in (None, content["event"])]
 
@@ -312,7 +312,7 @@ def names(found: list[Record]) -> list[str]:
 
 
 def messages(found: list[Record], msg_type: str, parent_id: str | None = None) -> list[KernelMessage]:
-    all_of_type = [message_of(record) for record in found if headers_of(record).msg_type == msg_type]
+    all_of_type = [to_message(record) for record in found if read_headers(record).msg_type == msg_type]
     return [message for message in all_of_type if parent_id in (None, message.parent_id)]
 
 

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from himalia.errors import EpochChanged, TopicNotFound
 from himalia.iopub.result import ExecutionResult
-from himalia.jupyter.records import message_of
+from himalia.jupyter.lifecycle import ExecutionStatus
+from himalia.jupyter.records import to_message
 from himalia.kernels import history
 from himalia.kernels.history import ExecutionBuilder, find_request, last_iopub, read_execution
 from himalia.log import Batch, Chunk
-from himalia.protocol.models import ExecutionStatus
 from himalia.record import Draft, Record, Retention
 from tests.jupyter.request_records import (
     KERNEL,
@@ -455,20 +455,20 @@ class TestTheLastMessageOfIopub:
             log, printed("x"), iopub(last), reply({}), event("died", ""), *[reply({}) for _ in range(600)]
         )
         found = await last_iopub(log, TOPIC)
-        assert found is not None and message_of(found).msg_id == "the last"
+        assert found is not None and to_message(found).msg_id == "the last"
 
     @pytest.mark.parametrize("msg_type", ["status", "error", "stream", "display_data", "comm_msg", "strange"])
     async def test_every_type_counts(self, log: Any, msg_type: str) -> None:
         """A message of any type, known or not, is one."""
         await store(log, iopub(message(msg_type, {}, msg_id="m")))
         found = await last_iopub(log, TOPIC)
-        assert found is not None and message_of(found).msg_id == "m"
+        assert found is not None and to_message(found).msg_id == "m"
 
     async def test_is_told_by_its_own_id(self, log: Any) -> None:
         """It is the kernel's id, to be compared with the kernel's messages, also if it is stored under another."""
         await store(log, iopub(stream("x", msg_id="a\nb" * 200)))
         found = await last_iopub(log, TOPIC)
-        assert found is not None and message_of(found).msg_id == "a\nb" * 200
+        assert found is not None and to_message(found).msg_id == "a\nb" * 200
 
 
 class TestTheFold:

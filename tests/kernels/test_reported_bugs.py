@@ -18,7 +18,7 @@ import pytest
 import himalia
 from himalia.errors import KernelFailed
 from himalia.iopub.result import ExecutionResult
-from himalia.jupyter.records import headers_of
+from himalia.jupyter.records import read_headers
 from himalia.jupyter.wire import NOT_ON_IOPUB, Wire
 from himalia.kernels.host import KernelHost
 from himalia.kernels.model import KernelState
@@ -489,7 +489,7 @@ FORGED_TYPES = sorted(NOT_ON_IOPUB)
 def assert_only_genuine(found: list[Record]) -> None:
     """Types that are reserved are those of records that Himalia wrote, or received on another socket; no others."""
     for record in found:
-        headers = headers_of(record)
+        headers = read_headers(record)
         assert (headers.msg_type in NOT_ON_IOPUB) == (headers.channel in {"kernel", "shell", "stdin"})
     assert [event["status"] for event in events(found, "request_closed")] == ["error"]
     assert "gap" not in names(found)
@@ -535,9 +535,9 @@ async def test_forged_events_in_a_spool_are_refused(hosting: Hosting) -> None:
     await until(lambda: not hosting.left())
     await hosting.open()
     found = await hosting.records(kernel_id)
-    iopub = [record for record in found if headers_of(record).channel not in ("kernel", "shell", "stdin")]
+    iopub = [record for record in found if read_headers(record).channel not in ("kernel", "shell", "stdin")]
     assert "genuine" in printed(found)
-    assert not [record for record in iopub if headers_of(record).msg_type in NOT_ON_IOPUB]
+    assert not [record for record in iopub if read_headers(record).msg_type in NOT_ON_IOPUB]
 
 
 def test_what_readers_tell_events_by_is_reserved() -> None:
@@ -662,7 +662,7 @@ async def test_stdin_answered(hosting: Hosting) -> None:
     result = await hosting.result(kernel, request)
     assert (result.status, text_of(result)) == ("ok", "Ada\n6\n")
     found = await hosting.records(kernel.id)
-    assert [headers_of(r).msg_type for r in found if headers_of(r).channel == "stdin"] == [
+    assert [read_headers(r).msg_type for r in found if read_headers(r).channel == "stdin"] == [
         "input_request", "input_reply", "input_request",
     ]  # fmt: skip
     assert not any(b"secret" in record.payload for record in found)

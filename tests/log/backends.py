@@ -9,10 +9,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
 
-from himalia.log import Batch, Log
+from himalia.log import Batch, Log, LogOptions
 from himalia.log.memory import MemoryLog
 from himalia.log.sqlite import SqliteLog
+from himalia.log.transaction import Transaction
 from himalia.record import Draft, Record, Retention
+from himalia.settings import LogSettings
 
 T = TypeVar("T")
 
@@ -79,20 +81,61 @@ class Backend:
     def make(self, **options: Any) -> Any:
         options = {"clock": self.clock, "retention": UNLIMITED, "retention_interval_s": 3600.0} | options
         if self.kind == "memory":
-            return MemoryLog(**options)
+            return MemoryLog(log_options(**options))
         if self.kind == "sqlite-cold":
             # Nothing recent in memory: every read comes from the file.
-            options = {"recent_count_max": 0} | options
-        return SqliteLog(self.path, **options)
+            options = {"cache_count_max": 0} | options
+        return SqliteLog(self.path, log_options(**options))
 
     def query(self, statement: str) -> list[tuple[Any, ...]]:
-        """Run a statement on the file of a SQLite log that is closed."""
+        """RecordRun a statement on the file of a SQLite log that is closed."""
         with closing(sqlite3.connect(self.path, isolation_level=None)) as db:
             return db.execute(statement).fetchall()
 
     async def close(self) -> None:
         for log in self._opened:
             await log.close()
+
+
+def log_options(retention: Retention | None = None, **given: Any) -> LogOptions:
+    """Options of a log: settings by their names, limits as a ``Retention``, and the other fields of ``LogOptions``."""
+    retention = retention or Retention()
+    limits = {
+        "retention_age_s": retention.age_s or 0,
+        "retention_bytes": retention.bytes or 0,
+        "retention_count": retention.count or 0,
+    }
+    settings = {name: given.pop(name) for name in LogSettings.model_fields if name in given}
+    # Not validated: some numbers make sense for a log and not for a server.
+    return LogOptions(LogSettings.model_construct(**limits, **settings), **given)
+
+
+class _RunOnWriter:
+    """A command that stores nothing and returns what ``work`` returns in the writer thread."""
+
+    def __init__(self, future: asyncio.Future[Any], work: Callable[[], Any]) -> None:
+        self.future = future
+        self._work = work
+
+    def stage(self, _transaction: Transaction) -> Any:
+        return self._work()
+
+
+async def enforce_retention(log: Any) -> None:
+    """Have the log delete now what retention does not keep, and erase deleted topics; return when that is done."""
+    if isinstance(log, MemoryLog):
+        log._enforce_limits()
+        return
+    writer = log._require_writer()
+    maintenance = writer._storage.maintenance
+
+    def tick() -> None:
+        writer._next_check_s = maintenance._next_tick_s = 0.0
+
+    # Each command is followed by a check of the clock and one step of maintenance.
+    await log._submit(lambda future: _RunOnWriter(future, tick))
+    while await log._submit(lambda future: _RunOnWriter(future, maintenance.is_due)):
+        pass
 
 
 KINDS = ("memory", "sqlite", "sqlite-cold")

@@ -44,7 +44,7 @@ asyncio.run(main())
 # Appends without pause; says of every record where it is, but only once it is acknowledged.
 APPENDER = """
 import asyncio, sys
-from himalia.log import Batch
+from himalia.log import Batch, LogOptions
 from himalia.log.sqlite import SqliteLog
 from himalia.record import Draft, Retention
 
@@ -57,7 +57,7 @@ async def append(log, worker):
         print("".join(f"{offset} {id}\\n" for offset, id in zip(done.offsets, ids)), end="", flush=True)
 
 async def main():
-    log = SqliteLog(sys.argv[1], retention_interval_s=0.01)
+    log = SqliteLog(sys.argv[1], LogOptions(retention_interval_s=0.01))
     await log.open()
     await log.create("t")
     await log.create("cut", Retention(count=5))
@@ -93,7 +93,7 @@ asyncio.run(main())
 LIMITED = """
 import asyncio, resource, sys
 from himalia.errors import LogUnavailable
-from himalia.log import Batch
+from himalia.log import Batch, LogOptions
 from himalia.log.sqlite import SqliteLog
 from himalia.record import Draft
 
@@ -107,7 +107,7 @@ async def fill(log):
         n += 1
 
 async def main():
-    log = SqliteLog(sys.argv[1], probe_interval_s=0.01)
+    log = SqliteLog(sys.argv[1], LogOptions(probe_interval_s=0.01))
     await log.open()
     await log.create("t")
     hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]

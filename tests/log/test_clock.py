@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from himalia.errors import LogUnavailable
+from himalia.log.clock import SystemTime
 from himalia.log.sqlite.store import Store
 from himalia.record import Retention
 
-from .backends import Backend, Clock, add, read_all
+from .backends import Backend, Clock, add, enforce_retention, read_all
 
 MINUTE, HOUR, DAY, YEAR = 60.0, 3600.0, 86_400.0, 365 * 86_400.0
 WEEK = Retention(age_s=7 * DAY)
@@ -27,13 +28,13 @@ async def filled(backend: Backend, **options: Any) -> Any:
 
 
 async def kept(log: Any, topic: str = "a") -> int:
-    await log.enforce_retention()
+    await enforce_retention(log)
     info = await log.info(topic)
     return int(info.end - info.first)
 
 
 async def warnings(log: Any) -> list[str]:
-    await log.enforce_retention()
+    await enforce_retention(log)
     health = await log.health()
     assert health.ok
     return list(health.warnings)
@@ -79,7 +80,7 @@ class TestJump:
         for _ in range(4):
             backend.clock.advance(1)
             backend.clock.set_ahead(4 * MINUTE)
-            await log.enforce_retention()
+            await enforce_retention(log)
         assert len(await warnings(log)) == 1
 
     async def test_a_clock_that_drifts_is_followed(self, backend: Backend) -> None:
@@ -89,7 +90,7 @@ class TestJump:
             for _ in range(60):
                 backend.clock.advance(59)
                 backend.clock.set_ahead(1)
-                await log.enforce_retention()
+                await enforce_retention(log)
             await add(log, "b", 1, f"{n}-")
             assert await last_us(log, "b") == backend.clock.now_us
         assert await warnings(log) == []
@@ -133,7 +134,7 @@ class TestJump:
         await add(log, "both", 3)
         backend.clock.advance(7 * DAY - MINUTE)
         backend.clock.set_ahead(-DAY)
-        await log.enforce_retention()
+        await enforce_retention(log)
         backend.clock.advance(HOUR - MINUTE)
         await add(log, "both", 5, "new")
         assert await kept(log, "both") == 6
@@ -156,10 +157,10 @@ class TestJump:
         """A clock that jumps back and forth is not trusted before it was steady for an hour."""
         log = await filled(backend)
         backend.clock.set_ahead(DAY)
-        await log.enforce_retention()
+        await enforce_retention(log)
         backend.clock.advance(50 * MINUTE)
         backend.clock.set_ahead(-DAY)
-        await log.enforce_retention()
+        await enforce_retention(log)
         backend.clock.advance(50 * MINUTE)
         [warning] = await warnings(log)
         assert "came back" in warning
@@ -198,11 +199,11 @@ class TestDates:
         be dated so too, are removed when they are as old as the limit says, give or take the marks."""
         log = await filled(backend)
         backend.clock.set_ahead(10 * YEAR)
-        await log.enforce_retention()
+        await enforce_retention(log)
         await log.confirm_clock()
         await add(log, "a", 1, "future")
         backend.clock.set_ahead(-10 * YEAR)
-        await log.enforce_retention()
+        await enforce_retention(log)
         await log.confirm_clock()
         await add(log, "a", 1, "pinned")
         assert await last_us(log) > backend.clock.now_us + 9 * YEAR * 1e6
@@ -283,10 +284,10 @@ class TestRestart:
         log = await sqlite.open(dedup_window_s=60.0)
         await log.create("t", Retention(count=1))
         await add(log, "t", 2)
-        await log.enforce_retention()
+        await enforce_retention(log)
         for seconds in (YEAR, -2 * YEAR):
             sqlite.clock.set_ahead(seconds)
-            await log.enforce_retention()
+            await enforce_retention(log)
             await log.confirm_clock()
             await log.close()
             sqlite.clock.advance(20)
@@ -358,7 +359,7 @@ class TestBoot:
         assert began_us < await last_us(log) <= began_us + 60_000_000
         assert len(await warnings(log)) == 1
         sqlite.clock.set_ahead(-off_s + DAY)
-        await log.enforce_retention()
+        await enforce_retention(log)
         await log.confirm_clock()
         await add(log, "a", 1, "right")
         assert await last_us(log) == sqlite.clock.now_us
@@ -383,7 +384,7 @@ class TestBoot:
             log = await sqlite.open()
         else:
             sqlite.clock.set_ahead(-8 * DAY)
-            await log.enforce_retention()
+            await enforce_retention(log)
         if restarts == "same boot":
             await log.close()
             log = await sqlite.open()
@@ -412,7 +413,7 @@ class TestBoot:
         log = await sqlite.open()
         await add(log, "few", 2)
         sqlite.clock.set_ahead(-8 * DAY)
-        await log.enforce_retention()
+        await enforce_retention(log)
         await log.confirm_clock()
         await log.close()
         assert sqlite.query("SELECT * FROM trimmed_ids JOIN clock ON ts_us > age_us") == []
@@ -458,6 +459,6 @@ class TestSystemTime:
         """By the clocks of this machine, a restart is no jump."""
         backend = Backend("sqlite", tmp_path, Clock())
         for _ in range(2):
-            log = await backend.open(clock=None)
+            log = await backend.open(clock=SystemTime())
             assert await warnings(log) == []
             await log.close()

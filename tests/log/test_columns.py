@@ -12,7 +12,7 @@ from himalia.log import Batch
 from himalia.log.columnar import ColumnChunk, PackedColumn
 from himalia.record import Draft, Retention
 
-from .backends import Backend, add, read_all, soon
+from .backends import Backend, add, enforce_retention, read_all, soon
 
 
 def values(joined: PackedColumn) -> Iterator[bytes]:
@@ -86,7 +86,7 @@ async def test_columns_begin_at_the_first_record_kept(log: Any) -> None:
     """And still end where they are told to."""
     await log.create("t", Retention(count=4))
     await add(log, "t", 10, "m")
-    await log.enforce_retention()
+    await enforce_retention(log)
     found = await log.read_columns("t", 2, 8)
     assert (found.start, found.stop, found.first) == (6, 8, 6)
     assert len(await log.read_columns("t", 2, 5)) == 0

@@ -18,7 +18,7 @@ from himalia.errors import (
 from himalia.log import Batch, Change, ChangeKind
 from himalia.record import Draft, Retention
 
-from .backends import Backend, add, drafts, read_all, soon
+from .backends import Backend, add, drafts, enforce_retention, read_all, soon
 
 
 class TestAppendingAndReading:
@@ -218,7 +218,7 @@ class TestOffsetAt:
         for n in range(5):
             backend.clock.advance(1)
             await add(log, "t", 1, f"{n}-")
-        await log.enforce_retention()
+        await enforce_retention(log)
         assert await log.offset_at("t", 0) == 3
         assert await log.offset_at("t", backend.clock.now_us) == 4
 

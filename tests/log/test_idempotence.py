@@ -11,7 +11,7 @@ from himalia.errors import BadRequest
 from himalia.log import Batch
 from himalia.record import Draft, Retention
 
-from .backends import Backend, add, drafts, read_all, soon
+from .backends import Backend, add, drafts, enforce_retention, read_all, soon
 
 
 class TestById:
@@ -85,14 +85,14 @@ class TestById:
         await log.create("t", Retention(count=3))
         for _ in range(3):
             assert (await add(log, "t", 2)).duplicates == 0
-        await log.enforce_retention()
+        await enforce_retention(log)
         assert (await log.info("t")).end == 6
 
     async def test_retention_does_not_matter(self, log: Any) -> None:
-        """An id is recognised within the window even if retention has removed its record."""
+        """An id is recognised limit_bytes the window even if retention has removed its record."""
         await log.create("t", Retention(count=1))
         await add(log, "t", 5)
-        await log.enforce_retention()
+        await enforce_retention(log)
         assert (await log.info("t")).first == 4
         again = await add(log, "t", 5)
         assert (list(again.offsets), again.duplicates) == ([0, 1, 2, 3, 4], 5)
@@ -155,7 +155,7 @@ class TestScopes:
         sent = [Draft(id, b"1", b'{"caller":"key:a"}') for id in ("x", "y")]
         await soon(log.append(Batch("t", sent, scope="key:a")))
         await add(log, "t", 1, producer="p", sequence=7, scope="key:a")
-        await log.enforce_retention()
+        await enforce_retention(log)
         await log.close()
         log = await sqlite.open()
         assert (await soon(log.append(Batch("t", sent, scope="key:a")))).duplicates == 2
@@ -188,7 +188,7 @@ class TestByProducer:
         await log.create("t")
         await add(log, "t", 1, producer="p", sequence=1)
         backend.clock.advance(29 * 86_400)
-        await log.enforce_retention()
+        await enforce_retention(log)
         assert (await add(log, "t", 1, producer="p", sequence=1)).duplicates == 1
 
     async def test_ids_are_not_looked_up(self, log: Any) -> None:

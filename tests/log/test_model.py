@@ -19,7 +19,7 @@ from himalia.errors import EpochChanged, TopicExists, TopicNotFound
 from himalia.log import Batch
 from himalia.record import Draft, Record, Retention
 
-from .backends import KINDS, Backend, Clock, read_all
+from .backends import KINDS, Backend, Clock, enforce_retention, read_all
 
 WINDOW_S = 60.0
 TOPICS = st.sampled_from(["a", "b", "c.d"])
@@ -217,7 +217,7 @@ class LogMachine(RuleBasedStateMachine):
     @rule()
     def enforce_retention(self) -> None:
         before = {name: self.run(self.log.info(name)).first for name in self.topics}
-        self.run(self.log.enforce_retention())
+        self.run(enforce_retention(self.log))
         if self.time.is_over:
             self.time.follow()
         for name, model in self.topics.items():

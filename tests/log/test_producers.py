@@ -13,7 +13,7 @@ from himalia.log import Batch
 from himalia.log.sqlite.database import MIGRATIONS
 from himalia.record import Retention
 
-from .backends import Backend, add, drafts, soon
+from .backends import Backend, add, drafts, enforce_retention, soon
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
 
@@ -43,10 +43,10 @@ class TestAge:
         assert not await is_known(log, scope=scope)
         for seconds in (9 * DAY, DAY - 1):
             backend.clock.advance(seconds)
-            await log.enforce_retention()
+            await enforce_retention(log)
             assert await is_known(log, scope=scope)
         backend.clock.advance(HOUR + 1)
-        await log.enforce_retention()
+        await enforce_retention(log)
         assert not await is_known(log, scope=scope)
 
     async def test_use_renews_it(self, backend: Backend) -> None:
@@ -56,7 +56,7 @@ class TestAge:
         for sequence in range(4):
             await add(log, "t", 1, producer="p", sequence=sequence, scope="key:a")
             backend.clock.advance(9 * DAY)
-            await log.enforce_retention()
+            await enforce_retention(log)
         assert (await add(log, "t", 1, producer="p", sequence=3, scope="key:a")).duplicates == 1
 
     async def test_0_is_for_ever(self, backend: Backend) -> None:
@@ -65,7 +65,7 @@ class TestAge:
         await log.create("t")
         await is_known(log)
         backend.clock.advance(1e8)
-        await log.enforce_retention()
+        await enforce_retention(log)
         assert await is_known(log)
 
     @pytest.mark.parametrize("days", [100, -100])
@@ -76,14 +76,14 @@ class TestAge:
         await log.create("t", Retention(count=1))
         await is_known(log)
         backend.clock.set_ahead(days * DAY)
-        await log.enforce_retention()
+        await enforce_retention(log)
         await log.confirm_clock()
         await log.create("later")
         await is_known(log, topic="later")
         await add(log, "t", 3, "later")
         for _ in range(3):
             backend.clock.advance(2 * HOUR)
-            await log.enforce_retention()
+            await enforce_retention(log)
         assert await is_known(log) and await is_known(log, topic="later")
 
     async def test_nothing_is_forgotten_while_the_clock_is_held(self, backend: Backend) -> None:
@@ -94,11 +94,11 @@ class TestAge:
         backend.clock.advance(DAY - MINUTE)
         backend.clock.set_ahead(-5 * DAY)
         backend.clock.advance(30 * MINUTE)
-        await log.enforce_retention()
+        await enforce_retention(log)
         assert await is_known(log)
         await log.confirm_clock()
         backend.clock.advance(HOUR)
-        await log.enforce_retention()
+        await enforce_retention(log)
         assert not await is_known(log)
 
     async def test_it_is_not_shorter_than_the_window_of_ids(self, backend: Backend) -> None:
@@ -151,7 +151,7 @@ class TestNumber:
             await log.create(topic)
             await add(log, topic, 1, producer="p", sequence=1, scope="key:a")
         await log.delete("u")
-        await log.enforce_retention()
+        await enforce_retention(log)
         assert not await is_known(log, "q")
         with pytest.raises(TooManyProducers):
             await is_known(log, "r")
@@ -162,7 +162,7 @@ class TestNumber:
         await log.create("t")
         await is_known(log)
         backend.clock.advance(DAY + HOUR)
-        await log.enforce_retention()
+        await enforce_retention(log)
         assert not await is_known(log, "q")
         with pytest.raises(TooManyProducers):
             await is_known(log)
@@ -200,13 +200,13 @@ class TestFile:
         await log.close()
         sqlite.clock.boot(8 * DAY)
         log = await sqlite.open(producer_age_s=DAY)
-        await log.enforce_retention()
+        await enforce_retention(log)
         sqlite.clock.set_ahead(-8 * DAY)
         await log.confirm_clock()
-        await log.enforce_retention()
+        await enforce_retention(log)
         assert await is_known(log)
         sqlite.clock.advance(DAY + HOUR)
-        await log.enforce_retention()
+        await enforce_retention(log)
         assert not await is_known(log)
 
     async def test_many_are_forgotten_in_steps(self, sqlite: Backend) -> None:
@@ -219,7 +219,7 @@ class TestFile:
         sqlite.clock.advance(DAY + HOUR)
         await add(log, "t", 1, producer="p7", sequence=2, scope="key:1")
         steps = log.stats().steps
-        await log.enforce_retention()
+        await enforce_retention(log)
         assert log.stats().steps - steps >= 4
         await log.close()
         assert counted(sqlite) == [("key:1", 1)]
@@ -233,7 +233,7 @@ class TestFile:
             futures = [log.append(Batch(topic, [], None, f"p{n}", 1, f"key:{n % 2}")) for n in range(1300)]
             await soon(asyncio.gather(*futures))
         await log.delete("t")
-        await log.enforce_retention()
+        await enforce_retention(log)
         await log.close()
         assert counted(sqlite) == [("key:0", 650), ("key:1", 650)]
 
@@ -254,12 +254,12 @@ class TestFile:
         db.close()
         log = await sqlite.open(producers_max=2, producer_age_s=DAY)
         sqlite.clock.advance(DAY - 1)
-        await log.enforce_retention()
+        await enforce_retention(log)
         assert await is_known(log) and await is_known(log, "r")
         with pytest.raises(TooManyProducers):
             await is_known(log, "new")
         sqlite.clock.advance(HOUR + 1)
-        await log.enforce_retention()
+        await enforce_retention(log)
         await log.close()
         assert counted(sqlite) == []
         assert sqlite.query("SELECT count(*) FROM producers") == [(0,)]

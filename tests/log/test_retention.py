@@ -7,12 +7,12 @@ from typing import Any
 from himalia.log import Batch
 from himalia.record import Draft, Retention
 
-from .backends import UNLIMITED, Backend, Clock, add, read_all, soon
+from .backends import UNLIMITED, Backend, Clock, add, enforce_retention, read_all, soon
 
 
 async def kept(log: Any, topic: str) -> list[int]:
     """The offsets that are kept, after looking whether all the topic says of itself is true."""
-    await log.enforce_retention()
+    await enforce_retention(log)
     info = await log.info(topic)
     records = await read_all(log, topic)
     offsets = [record.offset for record in records]

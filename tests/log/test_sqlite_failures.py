@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from himalia.errors import InternalError, LogFull, LogLocked, LogReadOnly, LogUnavailable
-from himalia.log import Batch
+from himalia.log import Batch, LogOptions
 from himalia.log.sqlite import SqliteLog
-from himalia.log.sqlite.commands import StopJob
+from himalia.log.sqlite.commands import StopCommand
 from himalia.log.sqlite.errors import translate
 from himalia.log.sqlite.store import Store
 from himalia.record import Draft, Retention
 from tests.small_file_system import fill_up, mount, small_file_system
 
-from .backends import Backend, add, drafts, eventually, read_all, soon
+from .backends import Backend, add, drafts, enforce_retention, eventually, read_all, soon
 
 
 @pytest.fixture
@@ -126,16 +126,16 @@ class TestFullDisk:
     async def test_retention_fails_and_recovers(self, sqlite: Backend, small_disk: Path) -> None:
         """Retention that runs into a full disk goes on when there is space."""
         sqlite.path = small_disk / "log.db"
-        log = await sqlite.open(probe_interval_s=0.01, recent_count_max=0)
+        log = await sqlite.open(probe_interval_s=0.01, cache_count_max=0)
         await log.create("t", Retention(count=10))
         await fill(log, until=400_000)
         with filled_up(small_disk):
             try:
-                await log.enforce_retention()
+                await enforce_retention(log)
             except LogFull:
                 assert not (await log.health()).ok
         await recovered(log)
-        await log.enforce_retention()
+        await enforce_retention(log)
         records = await read_all(log, "t")
         assert len(records) == 10
         assert (await log.info("t")).bytes == sum(record.size_bytes for record in records)
@@ -184,8 +184,8 @@ class TestUncertainCommits:
         await log.create("t")
         write = Store.write
 
-        def write_and_fail(store: Store, group: Any) -> None:
-            write(store, group)
+        def write_and_fail(store: Store, transaction: Any) -> None:
+            write(store, transaction)
             monkeypatch.undo()
             raise sqlite3.OperationalError("disk I/O error")
 
@@ -196,7 +196,7 @@ class TestUncertainCommits:
         assert (await log.health()).ok
 
     async def test_failed_before_it_was_stored(self, sqlite: Backend, monkeypatch: Any) -> None:
-        """A commit that did not happen fails all of its group, and none of the next."""
+        """A commit that did not happen fails all of its transaction, and none of the next."""
         log = await sqlite.open(probe_interval_s=3600.0)
         await log.create("t")
 
@@ -230,7 +230,7 @@ class TestUncertainCommits:
 
 class TestPoison:
     async def test_what_cannot_be_stored_fails_alone(self, sqlite: Backend) -> None:
-        """A batch that SQLite refuses takes no other of its group down with it."""
+        """A batch that SQLite refuses takes no other of its transaction down with it."""
         log = await sqlite.open()
         await log.create("t")
         poison: Any = [Draft("a", "text"), Draft("a", 5), Draft("a", None)]  # type: ignore
@@ -248,7 +248,7 @@ async def test_a_loop_that_is_gone(sqlite: Backend) -> None:
     """A log whose event loop ended without closing it stores what it was given, and can be stopped."""
 
     async def use() -> SqliteLog:
-        log = SqliteLog(sqlite.path, retention_interval_s=0.001)
+        log = SqliteLog(sqlite.path, LogOptions(retention_interval_s=0.001))
         await log.open()
         await log.create("t", Retention(count=1))
         log.append(Batch("t", drafts(2000)))
@@ -256,7 +256,7 @@ async def test_a_loop_that_is_gone(sqlite: Backend) -> None:
 
     log = await asyncio.to_thread(lambda: asyncio.run(use()))
     assert log._writer is not None
-    log._writer.submit(StopJob())
+    log._writer.submit(StopCommand())
 
     async def is_free() -> bool:
         try:

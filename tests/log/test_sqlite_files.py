@@ -26,7 +26,7 @@ from himalia.log.sqlite import SqliteLog, lock
 from himalia.log.sqlite.backup import backup, restore
 from himalia.log.sqlite.database import MIGRATIONS
 
-from .backends import Backend, add, eventually, read_all, soon
+from .backends import Backend, add, enforce_retention, eventually, read_all, soon
 from .processes import APPENDER, BACKUP, CONTENDER, FORKER, HOLDER, read_line, run
 
 
@@ -211,8 +211,8 @@ class TestOtherNames:
                 raise PermissionError(13, "Permission denied")
             return length(path)
 
-        length = lock.length
-        monkeypatch.setattr(lock, "length", unreadable)
+        length = lock.file_size
+        monkeypatch.setattr(lock, "file_size", unreadable)
         await sqlite.open_at(moved)
 
     async def test_a_backup_is_not_in_use(self, sqlite: Backend, tmp_path: Path) -> None:
@@ -388,7 +388,7 @@ class TestMigration:
         assert [record.id for record in await read_all(log, "old")] == ["id2", "id3"]
         assert list((await add(log, "old", 4, "id")).offsets) == [4, 5, 2, 3]
         assert list((await add(log, "old", 1, producer="p", sequence=9)).offsets) == [3]
-        await log.enforce_retention()
+        await enforce_retention(log)
         assert (await log.info("old")).first == 3
         await soon(log.close())
         assert sqlite.query("PRAGMA user_version") == [(len(MIGRATIONS),)]

@@ -11,7 +11,7 @@ import pytest
 from himalia.log import Batch
 from himalia.record import Draft, Retention
 
-from .backends import Backend, add, drafts, read_all, soon
+from .backends import Backend, add, drafts, enforce_retention, read_all, soon
 from .processes import APPENDER, LIMITED, read_line, run
 
 
@@ -29,7 +29,7 @@ async def test_topics_and_records_are_kept(sqlite: Backend) -> None:
     await add(log, "a", 20)
     await add(log, "b.c", 3)
     await log.delete("gone")
-    await log.enforce_retention()
+    await enforce_retention(log)
     topics, records = await log.topics(), await read_all(log, "a")
     log = await reopen(sqlite, log)
     assert await log.topics() == topics
@@ -66,9 +66,9 @@ async def test_numbers_of_topics_are_not_used_again(sqlite: Backend) -> None:
     await log.create("t", Retention(count=1))
     await add(log, "t", 3)
     await add(log, "t", 3, "p", producer="p", sequence=1)
-    await log.enforce_retention()
+    await enforce_retention(log)
     await log.delete("t")
-    await log.enforce_retention()
+    await enforce_retention(log)
     log = await reopen(sqlite, log)
     await log.create("t")
     # The ids that were kept aside for the old topic are read with this one.
@@ -92,13 +92,13 @@ async def test_ids_are_recognised(sqlite: Backend) -> None:
 
 
 async def test_ids_of_removed_records_are_recognised(sqlite: Backend) -> None:
-    """Also if retention removed the records within the window; the same ids age as without the restart."""
+    """Also if retention removed the records limit_bytes the window; the same ids age as without the restart."""
     log = await sqlite.open(dedup_window_s=60.0)
     await log.create("t", Retention(count=1))
     for n in range(30):
         await add(log, "t", 1, f"{n}-")
         sqlite.clock.advance(3)
-        await log.enforce_retention()
+        await enforce_retention(log)
     log = await reopen(sqlite, log, dedup_window_s=60.0)
     assert (await log.info("t")).first == 29
     for n in range(30):
@@ -126,9 +126,9 @@ async def test_ids_kept_aside_are_dropped(sqlite: Backend) -> None:
     log = await sqlite.open(dedup_window_s=60.0)
     await log.create("t", Retention(count=1))
     await add(log, "t", 500)
-    await log.enforce_retention()
+    await enforce_retention(log)
     sqlite.clock.advance(61)
-    await log.enforce_retention()
+    await enforce_retention(log)
     await log.close()
     assert sqlite.query("SELECT count(*) FROM trimmed_ids") == [(0,)]
 
@@ -140,7 +140,7 @@ async def test_ids_kept_aside_are_bounded(sqlite: Backend) -> None:
     for n in range(20):
         sqlite.clock.advance(0.001)
         await add(log, "t", 50, f"{n}-")
-        await log.enforce_retention()
+        await enforce_retention(log)
     await log.close()
     ((kept,),) = sqlite.query("SELECT count(*) FROM trimmed_ids")
     assert kept <= 150
@@ -153,7 +153,7 @@ async def test_producers_are_recognised(sqlite: Backend) -> None:
     await add(log, "t", 1, "other")
     await add(log, "t", 3, producer="p", sequence=8)
     await add(log, "t", 1, "more")
-    await log.enforce_retention()
+    await enforce_retention(log)
     sqlite.clock.advance(1e6)
     log = await reopen(sqlite, log)
     assert list((await add(log, "t", 3, producer="p", sequence=8)).offsets) == [1, 2, 3]
@@ -184,7 +184,7 @@ async def test_kill_9_takes_nothing_back(sqlite: Backend, acknowledged_min: int)
     info = await log.info("t")
     assert (info.first, info.end) == (0, len(records))
     assert info.bytes == sum(record.size_bytes for record in records)
-    await log.enforce_retention()
+    await enforce_retention(log)
     end = (await log.info("cut")).end
     assert [record.offset for record in await read_all(log, "cut")] == list(range(max(end - 5, 0), end))
 
@@ -201,7 +201,7 @@ async def test_a_limit_on_file_size(sqlite: Backend) -> None:
 
 
 async def test_large_groups(sqlite: Backend) -> None:
-    """Batches beyond the size of one statement, and of one group, are stored like any other."""
+    """Batches beyond the size of one statement, and of one transaction, are stored like any other."""
     log = await sqlite.open()
     await log.create("t")
     sizes = (1, 4095, 4096, 4097, 10_000)

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from himalia.log import Batch
-from himalia.log.sqlite import maintenance, store, writer
-from himalia.log.sqlite.commands import AppendJob
-from himalia.log.sqlite.store import ROWS_MAX, VARIABLES_MAX, WideInsert
+from himalia.log.sqlite import maintenance, retention, storage, store, writer
+from himalia.log.sqlite.commands import AppendCommand
+from himalia.log.sqlite.store import ROWS_MAX, VARIABLES_MAX, MultiRowInsert
 from himalia.record import Draft, Retention
 
-from .backends import Backend, add, drafts, read_all, soon
+from .backends import Backend, add, drafts, enforce_retention, read_all, soon
 
 ROWS = 20_000
 
@@ -32,7 +32,7 @@ async def a_large_topic(sqlite: Backend, name: str = "t") -> None:
 
 
 class StepsWatch:
-    """Counts the steps of upkeep that begin between an append's entry into the writer's queue and its commit.
+    """Counts the steps of maintenance that begin between an append's entry into the writer's queue and its commit.
 
     Looked at in the writer itself: what the loop is told comes later the busier the machine is. The entry is noted
     after it happened, so a pause of the test's own thread can make a count too small, never too large.
@@ -42,22 +42,22 @@ class StepsWatch:
         self._steps = 0
         self._entered: list[int] = []
         self._written: list[int] = []
-        step, write, submit = maintenance.Upkeep.step, store.Store.write, writer.Writer.submit
+        step, write, submit = maintenance.Maintenance.step, store.Store.write, writer.Writer.submit
 
-        def counted_step(upkeep: Any, *args: Any, **kwargs: Any) -> Any:
+        def counted_step(maintenance: Any, *args: Any, **kwargs: Any) -> Any:
             self._steps += 1
-            return step(upkeep, *args, **kwargs)
+            return step(maintenance, *args, **kwargs)
 
-        def counted_write(its_store: Any, group: Any) -> None:
+        def counted_write(its_store: Any, transaction: Any) -> None:
             self._written.append(self._steps)
-            write(its_store, group)
+            write(its_store, transaction)
 
-        def counted_submit(its_writer: Any, job: Any) -> None:
-            submit(its_writer, job)
-            if isinstance(job, AppendJob):
+        def counted_submit(its_writer: Any, command: Any) -> None:
+            submit(its_writer, command)
+            if isinstance(command, AppendCommand):
                 self._entered.append(self._steps)
 
-        monkeypatch.setattr(maintenance.Upkeep, "step", counted_step)
+        monkeypatch.setattr(maintenance.Maintenance, "step", counted_step)
         monkeypatch.setattr(store.Store, "write", counted_write)
         monkeypatch.setattr(writer.Writer, "submit", counted_submit)
 
@@ -96,7 +96,7 @@ class TestGrouping:
         db = sqlite3.connect(":memory:", isolation_level=None)
         db.execute("CREATE TABLE things (a, b)")
         db.set_trace_callback(lambda statement: statements.append(statement))
-        insert = WideInsert("things", 2)
+        insert = MultiRowInsert("things", 2)
         total = 0
         for rows in (0, 1, 2, 3, 5, 100, 1000, ROWS_MAX - 1, ROWS_MAX, ROWS_MAX + 1, 3 * ROWS_MAX):
             statements.clear()
@@ -147,7 +147,7 @@ class TestRetentionInSteps:
             info = await log.info("t")
             largest = max(largest, info.end - info.first)
         assert largest < 30_000
-        await log.enforce_retention()
+        await enforce_retention(log)
         assert (await log.info("t")).first == 120_000 - 100
 
     async def test_a_little_too_much_waits_for_the_tick(self, sqlite: Backend) -> None:
@@ -157,7 +157,7 @@ class TestRetentionInSteps:
         for n in range(100):
             await add(log, "t", 1, f"{n}-")
         assert (await log.info("t")).first == 0
-        await log.enforce_retention()
+        await enforce_retention(log)
         assert (await log.info("t")).first == 90
 
     async def test_large_records_make_small_steps(self, sqlite: Backend, monkeypatch: Any) -> None:
@@ -167,7 +167,7 @@ class TestRetentionInSteps:
         await log.create("t", Retention(count=1))
         await soon(log.append(Batch("t", [Draft(f"{n}", b"x" * 4000) for n in range(50)])))
         before = log.stats().steps
-        await log.enforce_retention()
+        await enforce_retention(log)
         assert (await log.info("t")).first == 49
         assert log.stats().steps - before >= 49 // 3
 
@@ -180,7 +180,7 @@ class TestRetentionInSteps:
             sqlite.clock.advance(2)
         await log.close()
         log = await sqlite.open()
-        await log.enforce_retention()
+        await enforce_retention(log)
         kept = [info.name for info in await log.topics() if info.first < info.end]
         # Ages are 100, 98, ..., 2 seconds.
         assert kept == sorted(f"t{n}" for n in range(20, 50))
@@ -196,7 +196,7 @@ class TestErasing:
         await log.create("t")
         assert list((await add(log, "t", 1)).offsets) == [0]
         assert log.stats().steps - before < ROWS // maintenance.STEP_ROWS
-        await log.enforce_retention()
+        await enforce_retention(log)
         await log.close()
         assert sqlite.query("SELECT count(*) FROM records") == [(1,)]
         assert sqlite.query("SELECT count(*) FROM topics") == [(1,)]
@@ -210,7 +210,7 @@ class TestErasing:
         log = await sqlite.open()
         await log.create("other")
         await log.delete("t")
-        settled = asyncio.ensure_future(log.enforce_retention())
+        settled = asyncio.ensure_future(enforce_retention(log))
 
         async def is_going_on() -> bool:
             return not settled.done()
@@ -220,7 +220,7 @@ class TestErasing:
 
     async def test_it_goes_on_after_a_restart(self, sqlite: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
         """What could not be erased in the time that closing has is erased when the log is open again."""
-        monkeypatch.setattr(writer, "ERASE_AT_STOP_S", 0.0)
+        monkeypatch.setattr(storage, "ERASE_AT_STOP_S", 0.0)
         await a_large_topic(sqlite)
         log = await sqlite.open()
         await log.delete("t")
@@ -229,7 +229,7 @@ class TestErasing:
         assert left > 0
         log = await sqlite.open()
         assert list(await log.topics()) == []
-        await log.enforce_retention()
+        await enforce_retention(log)
         await log.close()
         assert sqlite.query("SELECT count(*) FROM records") == [(0,)]
         assert sqlite.query("SELECT count(*) FROM topics") == [(0,)]
@@ -248,8 +248,8 @@ class TestErasing:
             await add(log, "kept", 5, f"kept{n}-")
         await log.delete("t")
         if is_settled:
-            await log.enforce_retention()
-            await log.enforce_retention()
+            await enforce_retention(log)
+            await enforce_retention(log)
             left = sqlite.path.read_bytes() + Path(f"{sqlite.path}-wal").read_bytes()
             assert (left.count(b"secret-id"), left.count(b"secret-payload")) == (0, 0)
         await log.close()
@@ -266,7 +266,7 @@ class TestErasing:
         futures.append(log.append(Batch("kept", [], None, "p", 1)))
         await soon(asyncio.gather(*futures))
         await log.delete("t")
-        await log.enforce_retention()
+        await enforce_retention(log)
         await log.close()
         assert sqlite.query("SELECT producer FROM producers") == [("p",)]
 
@@ -274,14 +274,13 @@ class TestErasing:
         self, sqlite: Backend, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Topics that come and go do not wait in memory for the age at which their records would be removed."""
-        monkeypatch.setattr(maintenance, "STALE_MAX", 10)
+        monkeypatch.setattr(retention, "STALE_MAX", 10)
         log = await sqlite.open()
         for number in range(100):
             await log.create(f"t{number}", Retention(age_s=1000))
             await add(log, f"t{number}", 1)
             await log.delete(f"t{number}")
-        upkeep = log._writer._upkeep
-        assert len(upkeep._by_age) <= 11
+        assert len(log._writer._storage.maintenance._retention._by_age) <= 11
         await log.close()
 
     async def test_many_topics(self, sqlite: Backend) -> None:
@@ -293,7 +292,7 @@ class TestErasing:
             await add(log, f"t{n}", n % 3)
         await add(log, "cut", 2000)
         await soon(asyncio.gather(*[log.delete(f"t{n}") for n in range(100)]))
-        await log.enforce_retention()
+        await enforce_retention(log)
         await log.close()
         assert sqlite.query("SELECT count(*) FROM records") == [(1,)]
         assert sqlite.query("SELECT count(*) FROM topics") == [(1,)]
@@ -305,7 +304,7 @@ class TestErasing:
         before = os.stat(sqlite.path).st_size
         log = await sqlite.open()
         await log.delete("t")
-        await log.enforce_retention()
+        await enforce_retention(log)
         await log.close()
         assert os.stat(sqlite.path).st_size < before / 4
 
@@ -316,6 +315,6 @@ class TestErasing:
         sizes = []
         for n in range(12):
             await add(log, "t", 3000, f"{n}-")
-            await log.enforce_retention()
+            await enforce_retention(log)
             sizes.append(sqlite.query("PRAGMA page_count")[0][0])
         assert sizes[-1] < sizes[2] * 1.5

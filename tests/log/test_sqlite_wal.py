@@ -23,12 +23,12 @@ from .processes import read_line, run
 # Appends ten records in commits of their own, says the topic's epoch, and waits to be killed.
 CRASHER = """
 import asyncio, sys
-from himalia.log import Batch
+from himalia.log import Batch, LogOptions
 from himalia.log.sqlite import SqliteLog
 from himalia.record import Draft
 
 async def main():
-    log = SqliteLog(sys.argv[1], retention_interval_s=3600.0)
+    log = SqliteLog(sys.argv[1], LogOptions(retention_interval_s=3600.0))
     await log.open()
     await log.create("t")
     for n in range(10):

@@ -12,6 +12,8 @@ from himalia.errors import ConfigurationError
 from himalia.log import open_log, sqlite_path
 from himalia.log.memory import MemoryLog
 
+from .backends import log_options
+
 
 @pytest.mark.parametrize(
     ("url", "path"),
@@ -38,7 +40,7 @@ def test_paths(url: str, path: str) -> None:
 @pytest.mark.parametrize("url", ["memory://", "memory:", "MEMORY://"])
 def test_memory(url: str) -> None:
     """``memory://`` is a log in memory."""
-    log = open_log(url, dedup_window_s=1.0)
+    log = open_log(url, log_options(dedup_window_s=1.0))
     assert isinstance(log, MemoryLog)
     assert log.url == "memory://"
 

@@ -21,6 +21,7 @@ from himalia.pubsub.manager import Limits, SubscribeResult
 from himalia.pubsub.subscription import Start
 from himalia.record import Draft, Retention
 from himalia.server.codecs import WEBSOCKET
+from tests.log.backends import log_options
 
 DEADLINE_S = 10.0
 
@@ -147,7 +148,7 @@ async def room(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
 async def make_room(kind: str, tmp_path: Path, limits: Limits = Limits()) -> AsyncIterator[Room]:
     url = "memory://" if kind == "memory" else f"sqlite://{tmp_path}/log.db"
     # The memory log keeps 100 records a topic by default, fewer than these tests publish.
-    log = open_log(url, retention=Retention(count=1_000_000))
+    log = open_log(url, log_options(Retention(count=1_000_000)))
     await log.open()
     manager = PubSubManager(log, limits)
     await manager.start()

@@ -19,6 +19,7 @@ from himalia.pubsub import PubSubManager, Subscriber
 from himalia.pubsub.manager import Limits
 from himalia.pubsub.subscription import Start
 from himalia.record import Draft, Retention
+from tests.log.backends import log_options
 from tests.pubsub.conftest import Viewer
 
 TOPICS = ("a", "b")
@@ -66,7 +67,7 @@ class BrokerModel(RuleBasedStateMachine):
 
     async def _open(self) -> None:
         url = self.log_url.replace("DIR", self._directory.name)
-        self._log = open_log(url, retention=Retention(count=1_000_000))
+        self._log = open_log(url, log_options(Retention(count=1_000_000)))
         await self._log.open()
         # Small limits, so that a few records are enough to go from the tail to the log and back.
         self._manager = PubSubManager(self._log, Limits(chunk_bytes=400, tail_records=8, tail_bytes=4096))

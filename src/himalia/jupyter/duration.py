@@ -1,4 +1,4 @@
-"""How long a request ran: by the dates in the kernel's own messages, as long as the log's times agree with them.
+"""The duration of a request: by the dates in the kernel's messages, where the log's times agree with them.
 
 The log's times are those of commits, and a short request often has its ``busy`` and its ``idle`` in one commit. The
 kernel stamps both when it sends them. Its dates count if they lie between the time the request was accepted here and
@@ -18,7 +18,7 @@ from himalia.jupyter.wire import KernelMessage
 from himalia.record import parse_ts
 
 TOLERANCE_US = 1_000_000
-"""How far the kernel's dates may lie outside the log's times: these are taken a moment before or after."""
+"""How far the kernel's dates may lie outside the log's times, which are taken a moment earlier or later."""
 
 
 class _Header(msgspec.Struct, gc=False):
@@ -29,7 +29,7 @@ _decode_header = msgspec.json.Decoder(_Header).decode
 
 
 def header_date_us(message: KernelMessage) -> int | None:
-    """The date in a message's header; None if there is none that can be read."""
+    """Decode the date of a message's header; None without a valid one."""
     try:
         return parse_ts(_decode_header(message.header).date)
     except (msgspec.MsgspecError, ValueError, OverflowError):
@@ -49,7 +49,7 @@ class StatusDates(msgspec.Struct, frozen=True, gc=False):
         return StatusDates(self.busy_us, _earlier(self.idle_us, date_us))
 
     def run_us(self, asked_us: int | None, started_us: int | None, closed_us: int | None) -> int | None:
-        """How long the request ran; None if it never started or is not closed.
+        """Return the duration of the request; None if it never started or is not closed.
 
         The arguments are times of the log: when the request was accepted (None if another client sent it), when its
         ``busy`` was stored, and when it was closed.
@@ -78,7 +78,7 @@ RUN_BOUNDS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 300.0,
 
 
 class RunHistogram:
-    """How long requests ran, counted per bucket (not cumulative)."""
+    """Durations of requests, counted per bucket (not cumulative)."""
 
     __slots__ = ("counts", "sum_s")
 

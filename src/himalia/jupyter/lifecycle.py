@@ -1,4 +1,4 @@
-"""The life of a request: one state machine, used live, after a crash, and to read results back.
+"""The life cycle of a request: one state machine, used live, after a crash, and to read results back.
 
 A request is what a client sends to a kernel: code to run (``execute_request``), or any other request of the shell and
 control sockets. Its state is a value. ``RequestState.apply`` returns the state after one more event and does no I/O;
@@ -25,7 +25,7 @@ closed   -       -       -       -       -       -       -       -       -      
 - A request that is open when its kernel ends closes with the status of that end (``ENDINGS``).
 - A request becomes known by its ``request_queued``, by the request itself, or, if another client sent it, by the
   kernel's ``execute_input``. Messages of the kernel that came before count for its times, but decide nothing.
-- What comes after the close is late, and changes nothing.
+- An event after the close is late, and changes nothing.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ from himalia.jupyter.request_events import (
     int_or_none,
     text_or_none,
 )
-from himalia.protocol.models import ExecutionStatus
+from himalia.protocol.models import ExecutionStatus as ExecutionStatus
 from himalia.record import Draft
 
 
 class RequestStage(StrEnum):
     UNKNOWN = "unknown"
-    """No record says yet that there is such a request."""
+    """No record so far shows that there is such a request."""
     QUEUED = "queued"
     """It waits in the server's queue."""
     SENT = "sent"
@@ -60,11 +60,11 @@ class RequestStage(StrEnum):
     RUNNING = "running"
     """The kernel has repeated the code that it runs."""
     IDLE = "idle"
-    """The kernel has said idle; its reply is missing."""
+    """The kernel is idle again; its reply is missing."""
     REPLIED = "replied"
     """The kernel has replied; its idle is missing."""
     DONE = "done"
-    """The kernel has said idle and has replied."""
+    """The kernel is idle again, and has replied."""
     CLOSED = "closed"
 
 
@@ -112,7 +112,7 @@ class Ending(msgspec.Struct, frozen=True):
     """Whether all output so far came before it: nothing has to be remembered of that."""
 
     def describe(self, detail: str) -> str:
-        """The reason of the requests that it closes."""
+        """Return the reason of the requests that it closes."""
         return f"{self.reason}: {detail}" if detail else self.reason
 
 
@@ -145,7 +145,7 @@ class ReportedTimes(msgspec.Struct, frozen=True, gc=False):
 
 
 class RequestSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What a reader is shown of a request, apart from its outputs. Times are microseconds since 1970."""
+    """A request without its outputs, as readers get it. Times are microseconds since 1970."""
 
     request_id: str
     status: ExecutionStatus
@@ -182,7 +182,7 @@ class RequestState(msgspec.Struct, frozen=True, kw_only=True):
     caller: str = ""
     """The caller who had it queued; empty for any other request."""
     username: str | None = None
-    """Who sent it, as far as records say; beginning with ``foreign:`` if only the kernel says so."""
+    """Who sent it, if records name that; prefixed with ``foreign:`` if only the kernel reports it."""
     session: str | None = None
     queued_us: int | None = None
     sent_us: int | None = None
@@ -211,7 +211,7 @@ class RequestState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def was_sent(self) -> bool:
-        """Whether the kernel has it, as far as is known."""
+        """Whether the kernel has it, as far as records show."""
         return self.stage not in (RequestStage.UNKNOWN, RequestStage.QUEUED)
 
     @property
@@ -225,7 +225,7 @@ class RequestState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def outcome(self) -> ExecutionStatus:
-        """How it ended, by its reply or, where there is none, by its output."""
+        """The status by its reply or, without one, by its output."""
         if self.reply_status is not None:
             return self.reply_status
         return ExecutionStatus.ERROR if self.has_failed else ExecutionStatus.OK
@@ -236,7 +236,23 @@ class RequestState(msgspec.Struct, frozen=True, kw_only=True):
         return self.dates.run_us(self.queued_us or self.sent_us, self.started_us, self.closed_us)
 
     def apply(self, event: RequestEvent) -> RequestState:
-        """The state after one more event of this request."""
+        """Return the state after one more event of this request."""
+        state = self._step(event)
+        if state.is_done and state.origin is not RequestOrigin.QUEUED:
+            return state.close(event.us, state.outcome)
+        return state
+
+    def close(self, us: int, status: ExecutionStatus, reason: str = "") -> RequestState:
+        """Return the state after a close at this time."""
+        content = RequestContent(status=status, reason=reason)
+        return self._step(RequestEvent(kind=EventKind.CLOSED, us=us, content=content))
+
+    def end(self, ending: Ending, us: int, detail: str = "") -> RequestState:
+        """Return the state after such an end of its kernel."""
+        content = RequestContent(status=ending.status, reason=ending.describe(detail))
+        return self._step(RequestEvent(kind=EventKind.ENDED, us=us, content=content))
+
+    def _step(self, event: RequestEvent) -> RequestState:
         stage = TRANSITIONS.get((self.stage, event.kind))
         if stage is None:
             return self
@@ -245,27 +261,15 @@ class RequestState(msgspec.Struct, frozen=True, kw_only=True):
         if not self.is_known and stage is not RequestStage.UNKNOWN:
             changes["offset"] = event.offset
         state: RequestState = msgspec.structs.replace(self, **changes)
-        if state.is_done and state.origin is not RequestOrigin.QUEUED and event.kind is not EventKind.CLOSED:
-            return state.close(event.us, state.outcome)
         return state
 
-    def close(self, us: int, status: ExecutionStatus, reason: str = "") -> RequestState:
-        """The state after a close at this time."""
-        content = RequestContent(status=status, reason=reason)
-        return self.apply(RequestEvent(kind=EventKind.CLOSED, us=us, content=content))
-
-    def end(self, ending: Ending, us: int, detail: str = "") -> RequestState:
-        """The state after such an end of its kernel."""
-        content = RequestContent(status=ending.status, reason=ending.describe(detail))
-        return self.apply(RequestEvent(kind=EventKind.ENDED, us=us, content=content))
-
     def without_reply(self) -> RequestState:
-        """The same request under a server that does not get its reply: an earlier one sent it."""
+        """Return the state for a server that does not get the reply, because an earlier one sent the request."""
         state: RequestState = msgspec.structs.replace(self, awaits_reply=False)
         return state
 
     def summary(self) -> RequestSummary:
-        """What a reader is shown of it. Times that its server reported go before those of its records."""
+        """Return what readers get of it. Times that its server reported go before those of its records."""
         reported = self.reported
         return RequestSummary(
             request_id=self.request_id,
@@ -290,7 +294,7 @@ def _queued(state: RequestState, event: RequestEvent) -> dict[str, Any]:
     content = event.content
     timeout_s = content.timeout_s
     return {
-        **_first_said(state, event),
+        **_code_and_sender(state, event),
         "origin": RequestOrigin.QUEUED,
         "awaits_reply": True,
         "queued_us": state.queued_us or event.us,
@@ -303,7 +307,7 @@ def _queued(state: RequestState, event: RequestEvent) -> dict[str, Any]:
 def _sent(state: RequestState, event: RequestEvent) -> dict[str, Any]:
     is_queued = state.origin is RequestOrigin.QUEUED
     return {
-        **_first_said(state, event),
+        **_code_and_sender(state, event),
         "origin": RequestOrigin.QUEUED if is_queued else RequestOrigin.SENT,
         "awaits_reply": not event.request_type.startswith("comm_"),
         "request_type": event.request_type,
@@ -322,7 +326,7 @@ def _idle(state: RequestState, event: RequestEvent) -> dict[str, Any]:
 
 
 def _input(state: RequestState, event: RequestEvent) -> dict[str, Any]:
-    return {**_first_said(state, event), **_count(state, event)}
+    return {**_code_and_sender(state, event), **_count(state, event)}
 
 
 def _error(state: RequestState, event: RequestEvent) -> dict[str, Any]:
@@ -359,7 +363,7 @@ def _ended(state: RequestState, event: RequestEvent) -> dict[str, Any]:
         status = ExecutionStatus.ERROR
     return {
         "closed_us": event.us,
-        # A close is an end, whatever it says.
+        # A closed request has ended, whatever the record says.
         "status": status if status.is_final else ExecutionStatus.ERROR,
         "reason": text_or_none(event.content.reason) or "",
     }
@@ -370,8 +374,8 @@ def _count(state: RequestState, event: RequestEvent) -> dict[str, Any]:
     return {} if count is None else {"execution_count": count}
 
 
-def _first_said(state: RequestState, event: RequestEvent) -> dict[str, Any]:
-    """Code and sender: the first record that has them counts, later ones change nothing."""
+def _code_and_sender(state: RequestState, event: RequestEvent) -> dict[str, Any]:
+    """Return code and sender: the first record that has them counts, later ones change nothing."""
     return {
         "code": text_or_none(event.content.code) if state.code is None else state.code,
         "username": event.username if state.username is None else state.username,
@@ -394,7 +398,7 @@ _CHANGES = {
 
 
 def request_closed_draft(kernel_id: str, closed: RequestState, *, caller: str = "", **data: Any) -> Draft:
-    """The ``request_closed`` of a request that is closed, whichever server writes it."""
+    """Encode the ``request_closed`` of a closed request: the same fields whichever server writes it."""
     return event_draft(
         kernel_id,
         KernelEvent.REQUEST_CLOSED,

@@ -1,8 +1,7 @@
-"""What a cell shows: the messages of one request, folded into the outputs of a notebook (nbformat 4).
+"""The outputs of a cell: the messages of one request, folded into outputs of a notebook (nbformat 4).
 
-The fold is what a front end does while it watches, without the front end: streams run together, displays are
-updated in place, ``clear_output`` clears. It depends only on the messages and their order, never on how they were
-cut into chunks.
+The fold gives what a front end shows: streams are joined, displays are updated in place, ``clear_output`` clears. It
+depends only on the messages and their order, never on how they were cut into chunks.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ Output = dict[str, Any]
 
 BYTES_MAX = 64 << 20
 OUTPUT_BYTES = 200
-"""What an output counts for beside its content: empty ones must not be free."""
+"""What an output counts for in addition to its content: empty ones must not be free."""
 ERROR_BYTES_MAX = 64 << 10
-"""What the first error may take beyond the limit: why a cell failed matters more than what it printed."""
+"""What the first error may take beyond the limit: the error of a cell matters more than its output."""
 RAW_BYTES_MIN = 16 << 10
-"""A smaller value costs more to keep as it is than to decode."""
+"""A smaller value costs less to decode than to keep encoded."""
 MARKER = "[output cut here: it is over {limit} bytes; the kernel's topic has all of it]"
 
 _JSON_TYPE = re.compile(r"application/(.*\+)?json\Z")
@@ -68,7 +67,7 @@ _decode_metadata = msgspec.json.Decoder(dict[str, Any] | None).decode
 
 
 class _StreamOutput:
-    """A stream's output under way. Its text stays in parts until someone asks: joining each would be quadratic."""
+    """A stream's output. Its text stays in parts until it is read: joining at each message would be quadratic."""
 
     __slots__ = ("name", "parts")
 
@@ -92,24 +91,24 @@ class _DisplayOutput:
         self.size_bytes = size_bytes
 
     def output(self) -> Output:
-        # A copy, for what was handed out must not change with the next update.
+        # A copy: an output that was returned must not change with the next update.
         return dict(self.fields)
 
 
 class OutputBuilder:
-    """Folds the messages of one request, in their order. It never raises, whatever a message holds.
+    """Folds the messages of one request, in their order, into outputs. It never raises, whatever a message holds.
 
-    Streams of one name run together while nothing stands between them; carriage returns and escape sequences
-    stay as they are. ``update_display_data`` changes every output of this fold with that ``display_id``, and is
-    nothing where there is none (displays of other requests are theirs). ``clear_output`` empties the outputs, at
-    once or, with ``wait``, when the next output comes. Types that show nothing are ignored.
+    Consecutive stream messages of one name become one output; carriage returns and escape sequences stay as they are.
+    ``update_display_data`` changes every output of this request with that ``display_id``, and nothing else: other
+    requests have their own displays. ``clear_output`` removes the outputs, at once or, with ``wait``, before the next
+    output. Other types of messages are ignored.
 
-    At most about ``bytes_max`` are kept. Text beyond is cut between two characters, a display that does not fit
-    is replaced, each with a marker that says so; when there is no room at all, later output is left out until a
-    ``clear_output`` makes some. The first error is kept in any case, shortened.
+    At most about ``bytes_max`` are kept. Text beyond that is cut between two characters, and a display that does not
+    fit is replaced, each with a marker; once full, later output is left out until a ``clear_output``. The first error
+    is always kept, shortened.
 
-    With ``keeps_json`` large values of JSON types, and large metadata, stay ``msgspec.Raw``: a result that is only to
-    be encoded again need not be made into objects first, which stops the whole process for as long as it takes.
+    With ``keeps_json`` large values of JSON types, and large metadata, stay ``msgspec.Raw``: a result that is only
+    encoded again need not be decoded to objects, which would block the whole process.
     """
 
     def __init__(self, *, bytes_max: int = BYTES_MAX, keeps_json: bool = False) -> None:
@@ -126,12 +125,12 @@ class OutputBuilder:
 
     @property
     def outputs(self) -> list[Output]:
-        """The outputs so far, in the form of nbformat 4. The list is the caller's."""
+        """The outputs so far, as nbformat 4 has them. The caller may change the list."""
         return [item.output() for item in self._items]
 
     @property
     def truncated(self) -> bool:
-        """Whether what ``outputs`` holds now was cut at the limit."""
+        """Whether the current outputs were cut at the limit."""
         return self._truncated
 
     @property
@@ -141,20 +140,20 @@ class OutputBuilder:
 
     @property
     def size_bytes(self) -> int:
-        """About what the outputs take, as counted against the limit."""
+        """The approximate size of the outputs, as counted against the limit."""
         return self._size_bytes
 
     def add(self, message: KernelMessage) -> None:
-        """Take the next message of the request."""
-        fold = self._FOLDS.get(message.msg_type)
-        if fold is None:
+        """Apply the next message of the request."""
+        apply = self._APPLY.get(message.msg_type)
+        if apply is None:
             return
         try:
-            fold(self, message)
+            apply(self, message)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             self._malformed += 1
 
-    # One method for each type of message that shows something
+    # One method for each type of message that is output
 
     def _add_stream(self, message: KernelMessage) -> None:
         stream = _decode_stream(message.content)
@@ -223,7 +222,7 @@ class OutputBuilder:
         self._is_full = self._truncated = True
 
     def _fill(self, fields: Output, display: _Display, content_bytes: int) -> int:
-        """Put the data of a display, or the marker, into an output; returns what it counts for."""
+        """Set the data of an output to a display, or to the marker; returns what it counts for."""
         if not self._has_room(OUTPUT_BYTES + content_bytes):
             self._truncated = True
             fields["data"], fields["metadata"] = {"text/plain": self._marker()}, {}
@@ -233,7 +232,7 @@ class OutputBuilder:
         return OUTPUT_BYTES + content_bytes
 
     def _as_mime(self, kind: str, value: msgspec.Raw) -> Any:
-        """A value as nbformat allows it: anything for JSON types, text or lines of text for all others."""
+        """Convert a value to what nbformat allows: anything for JSON types, text or lines of text for all others."""
         if _JSON_TYPE.match(kind):
             return value if self._stays_raw(value) else msgspec.json.decode(value)
         try:
@@ -259,7 +258,7 @@ class OutputBuilder:
             fields["execution_count"] = non_negative(display.execution_count)
         shown = _DisplayOutput(fields, self._fill(fields, display, len(message.content)))
         self._append(shown)
-        # Here it holds the marker, for want of room; more of them would only say the same.
+        # It has the marker then, which need not be repeated.
         self._is_full = self._size_bytes > self._bytes_max
         if display.display_id is not None:
             self._displays.setdefault(display.display_id, []).append(shown)
@@ -294,7 +293,7 @@ class OutputBuilder:
         self._size_bytes = 0
         self._clear_first = self._is_full = self._has_error = self._truncated = False
 
-    _FOLDS: ClassVar[dict[str, Callable[[OutputBuilder, KernelMessage], None]]] = {
+    _APPLY: ClassVar[dict[str, Callable[[OutputBuilder, KernelMessage], None]]] = {
         "stream": _add_stream,
         "display_data": _add_display,
         "execute_result": _add_result,
@@ -305,5 +304,5 @@ class OutputBuilder:
 
 
 def non_negative(count: int | None) -> int | None:
-    """An execution count as nbformat has it, which knows none below zero."""
+    """Return an execution count as nbformat allows it: None instead of a negative one."""
     return count if count is not None and count >= 0 else None

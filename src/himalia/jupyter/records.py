@@ -1,9 +1,9 @@
 """Kernel messages and kernel events as records of the topic ``kernels.<kernel_id>``, and back again.
 
 A record's payload is the Jupyter message (``header``, ``parent_header``, ``metadata``, ``content`` and, where there
-are any, ``buffers`` in base64), joined from the parts as the wire gave them, which made sure that each is JSON on
-one line. What readers select by stands in the record's headers, so that nobody has to decode a payload to find out
-that it is not for them.
+are any, ``buffers`` in base64), joined from the parts as the wire decoded them, which ensures that each is JSON on
+one line. The fields that readers select by are in the record's headers: a reader need not decode the payload of a
+record that it skips.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ID_NAMESPACE = UUID("7d0f6b0c-5c3e-5b1a-9b44-0c6a4d1f7a52")
 
 
 class KernelEvent(StrEnum):
-    """What happens to a kernel and to the requests it is given, told in its topic beside its messages."""
+    """Events of a kernel and of its requests, which the server writes to the kernel's topic."""
 
     STARTED = "started"
     DIED = "died"
@@ -67,7 +67,7 @@ class _Envelope(msgspec.Struct, gc=False):
     buffers: tuple[bytes, ...] = ()
 
 
-class _Numbered(msgspec.Struct, gc=False):
+class _SpoolNumber(msgspec.Struct, gc=False):
     seq: str = ""
 
 
@@ -77,15 +77,15 @@ class _Identity(msgspec.Struct, gc=False):
 
 _encode = msgspec.json.Encoder().encode
 _decode_headers = msgspec.json.Decoder(RecordHeaders).decode
-_decode_numbered = msgspec.json.Decoder(_Numbered).decode
+_decode_spool_number = msgspec.json.Decoder(_SpoolNumber).decode
 _decode_envelope = msgspec.json.Decoder(_Envelope).decode
 _decode_identity = msgspec.json.Decoder(_Identity).decode
 
 
-def draft_of(message: KernelMessage, kernel_id: str, channel: str) -> Draft:
-    """A message as the log stores it; the same message always gives the same draft.
+def to_draft(message: KernelMessage, kernel_id: str, channel: str) -> Draft:
+    """Encode a message as the log stores it. The same message always gives the same draft.
 
-    The identities (they belong to one connection) and the time of arrival (the log has its own) are not kept.
+    The identities, which belong to one connection, and the time of arrival are not stored: the log has its own time.
     """
     headers = RecordHeaders(
         msg_type=message.msg_type,
@@ -102,9 +102,9 @@ def draft_of(message: KernelMessage, kernel_id: str, channel: str) -> Draft:
 
 
 def seq_of(record: Record) -> int | None:
-    """The number of a record's message in its kernel's spool; None if it came another way, or 0.1 stored it."""
+    """Return the number of a record's message in its kernel's spool; None if it came another way, or 0.1 stored it."""
     try:
-        seq = _decode_numbered(record.headers).seq
+        seq = _decode_spool_number(record.headers).seq
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
     return int(seq) if seq.isdecimal() else None
@@ -113,9 +113,9 @@ def seq_of(record: Record) -> int | None:
 def event_draft(
     kernel_id: str, event: str, /, *, request_id: str = "", session: str = "", caller: str = "", **data: Any
 ) -> Draft:
-    """An event of our own, in a message's clothes; ``data`` (anything JSON can say) stands beside its name.
+    """Encode a server event in the shape of a message; ``data``, any JSON, is its content together with its name.
 
-    ``caller`` is the name of who caused it; empty for what the server or the kernel does by itself.
+    ``caller`` is the name of the caller who caused it; empty if the server or the kernel did.
     """
     msg_id = str(uuid4())
     if caller:
@@ -142,11 +142,11 @@ def event_draft(
         "metadata": {},
         "content": {"event": event, **data},
     }
-    return Draft(msg_id, _encoded(envelope), _encode(headers))
+    return Draft(msg_id, _encode_envelope(envelope), _encode(headers))
 
 
 def too_large_draft(kernel_id: str, fault: Fault, limit: int) -> Draft:
-    """A message that is not kept: what it was, and how large."""
+    """Encode the event for a message that is too large to keep: its type and size."""
     return event_draft(
         kernel_id,
         KernelEvent.MESSAGE_TOO_LARGE,
@@ -158,27 +158,27 @@ def too_large_draft(kernel_id: str, fault: Fault, limit: int) -> Draft:
 
 
 def gap_draft(kernel_id: str, count: int | None, reason: str) -> Draft:
-    """Messages are missing here: so many, or None if that is not known."""
+    """Encode the event for missing messages; ``count`` is None if their number is not known."""
     known: dict[str, Any] = {} if count is None else {"count": count}
     return event_draft(kernel_id, KernelEvent.GAP, **known, reason=reason)
 
 
-def headers_of(record: Record) -> RecordHeaders:
-    """The headers, without a look at the payload; empty ones for a record that is not a kernel's."""
+def read_headers(record: Record) -> RecordHeaders:
+    """Decode a record's headers, and not its payload; empty ones for a record that is not a kernel's."""
     try:
         return _decode_headers(record.headers)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return RecordHeaders()
 
 
-def message_of(record: Record, headers: RecordHeaders | None = None) -> KernelMessage:
-    """The message of which ``draft_of`` made this record. ``headers`` saves decoding them a second time.
+def to_message(record: Record, headers: RecordHeaders | None = None) -> KernelMessage:
+    """Decode the message that a record stores: the inverse of ``to_draft``. Headers that are given save decoding them.
 
-    Its parts are the same bytes, but for white space around them. ``received_us`` is the record's own time.
+    Its parts are the same bytes, except for white space around them. ``received_us`` is the record's time.
     Raises ``msgspec.DecodeError`` for a payload that is not a kernel message.
     """
     if headers is None:
-        headers = headers_of(record)
+        headers = read_headers(record)
     envelope = _decode_envelope(record.payload)
     return KernelMessage(
         msg_id=_decode_identity(envelope.header).msg_id,
@@ -196,19 +196,19 @@ def message_of(record: Record, headers: RecordHeaders | None = None) -> KernelMe
 
 
 def record_id(message: KernelMessage) -> str:
-    """The id under which a message is stored: its own or, where that is no sane id, one made of it.
+    """Return the id under which a message is stored: its own or, if that is empty or malformed, one derived from it.
 
-    It is the same however often and by whoever the message is stored: that makes storing it twice a no-op.
+    It depends only on the message, so that storing a message twice is a no-op.
     """
     if message.msg_id:
         return stored_id(message.msg_id)
-    # Without an id of its own a message is known by all that it says; by nothing, all of them would be one.
-    said = b"\n".join((message.header, message.parent_header, message.content, *message.buffers))
-    return str(uuid5(_ID_NAMESPACE, said.hex()))
+    # Without an id, only the whole message tells it from others.
+    whole = b"\n".join((message.header, message.parent_header, message.content, *message.buffers))
+    return str(uuid5(_ID_NAMESPACE, whole.hex()))
 
 
 def stored_id(msg_id: str) -> str:
-    """The record id of a message with this Jupyter id."""
+    """Return the record id of a message with this Jupyter id."""
     if 0 < len(msg_id) <= ID_LENGTH_MAX and msg_id.isprintable():
         return msg_id
     return str(uuid5(_ID_NAMESPACE, msg_id.encode("utf-8", "backslashreplace").hex()))
@@ -231,7 +231,7 @@ def _payload_of(message: KernelMessage) -> bytes:
     return b"".join(parts)
 
 
-def _encoded(envelope: dict[str, Any]) -> bytes:
+def _encode_envelope(envelope: dict[str, Any]) -> bytes:
     try:
         return _encode(envelope)
     except UnicodeEncodeError:

@@ -19,14 +19,14 @@ from himalia.jupyter.records import (
     EVENT_USERNAME,
     KernelEvent,
     RecordHeaders,
-    message_of,
+    to_message,
 )
 from himalia.jupyter.wire import KernelMessage
 from himalia.record import Record
 
 EXECUTE_REQUEST = "execute_request"
 FOREIGN = "foreign:"
-"""Prefix of a username that only the kernel reports: code in it can report that of any caller."""
+"""Prefix of a username that only the kernel reports: code in it can name any caller."""
 
 
 class EventKind(StrEnum):
@@ -40,7 +40,7 @@ class EventKind(StrEnum):
     INPUT = "input"
     """The kernel repeats the code that it runs: ``execute_input``."""
     RESULT = "result"
-    """``execute_result``, of which only the execution count matters here."""
+    """``execute_result``; only its execution count matters here."""
     ERROR = "error"
     IDLE = "idle"
     REPLY = "reply"
@@ -110,14 +110,14 @@ _SERVER_KINDS: dict[str, EventKind] = {
 
 
 def may_be_event(msg_type: str, channel: str) -> bool:
-    """Whether such a message can be an event of a request. Output cannot: a flood costs no look at its payloads."""
+    """Return whether such a message can be an event. Output cannot, so that a flood is never decoded here."""
     if channel in IOPUB_CHANNELS:
         return msg_type == "status" or msg_type in _IOPUB_KINDS
     return channel == EVENT_CHANNEL or channel in _REQUEST_CHANNELS
 
 
-def event_of_message(message: KernelMessage, channel: str, *, offset: int = -1) -> RequestEvent | None:
-    """The event that a message is for its request; None for any other message. Never raises."""
+def to_event(message: KernelMessage, channel: str, *, offset: int = -1) -> RequestEvent | None:
+    """Decode the event that a message is for its request; None for any other message. Never raises."""
     if not may_be_event(message.msg_type, channel):
         return None
     if channel in IOPUB_CHANNELS:
@@ -127,20 +127,20 @@ def event_of_message(message: KernelMessage, channel: str, *, offset: int = -1) 
     return _shell_event(message, offset)
 
 
-def event_of_record(record: Record, headers: RecordHeaders) -> RequestEvent | None:
-    """The event that a record of a kernel's topic is for its request; None for any other record. Never raises."""
+def record_to_event(record: Record, headers: RecordHeaders) -> RequestEvent | None:
+    """Decode the event that a record is for its request; None for any other record. Never raises."""
     channel = channel_in(headers)
     if not may_be_event(headers.msg_type, channel):
         return None
     try:
-        message = message_of(record, headers)
+        message = to_message(record, headers)
     except UNREADABLE:
         return None
-    return event_of_message(message, channel, offset=record.offset)
+    return to_event(message, channel, offset=record.offset)
 
 
 def channel_in(headers: RecordHeaders) -> str:
-    """The channel of a record; by its type if its headers do not name one."""
+    """Return the channel of a record; by its type if its headers do not name one."""
     if headers.channel:
         return headers.channel
     if headers.msg_type == EVENT_TYPE:
@@ -149,7 +149,7 @@ def channel_in(headers: RecordHeaders) -> str:
 
 
 def read_content(message: KernelMessage) -> RequestContent:
-    """The fields that matter here of a message's content; all None if the content is not an object."""
+    """Decode the fields of a message's content that matter here; all None if it is not an object."""
     try:
         return _decode_content(message.content)
     except UNREADABLE:
@@ -227,7 +227,7 @@ def _shell_event(message: KernelMessage, offset: int) -> RequestEvent | None:
 
 
 def _sender_of_parent(message: KernelMessage) -> tuple[str | None, str | None]:
-    """Username and session of the request that a message belongs to, as the kernel says."""
+    """Decode the username and session of a message's request, as the kernel reports them."""
     try:
         parent = _decode_parent(message.parent_header)
     except UNREADABLE:

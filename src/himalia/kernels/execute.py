@@ -1,4 +1,4 @@
-"""Running code in a kernel and getting everything that came of it."""
+"""Run code in a kernel and return its result."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ async def execute_code(
     store_history: bool = True,
     stop_on_error: bool = True,
 ) -> ExecutionResult:
-    """Run code and wait for its end: the kernel's idle and its reply, or whatever ends it before.
+    """Run code and wait until its request is closed.
 
-    The result is read from the log, after the request's last record is committed. Whatever happened is its
-    ``status``; nothing is raised for code that fails or a kernel that dies. A cancelled call cancels the request.
+    The result is read from the log, after the request's last record is committed. Its ``status`` reports code that
+    fails and a kernel that dies; neither raises. Cancelling this call cancels the request.
     """
     request = await kernel.execute(
         Code(

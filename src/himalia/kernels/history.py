@@ -19,17 +19,17 @@ from himalia.jupyter.records import (
     EVENT_CHANNEL,
     KernelEvent,
     RecordHeaders,
-    headers_of,
-    message_of,
+    read_headers,
     stored_id,
+    to_message,
 )
 from himalia.jupyter.request_events import (
     EXECUTE_REQUEST,
     IOPUB_CHANNELS,
     UNREADABLE,
-    event_of_message,
     int_or_none,
     text_or_none,
+    to_event,
 )
 from himalia.jupyter.wire import KernelMessage
 from himalia.log.api import Chunk, Log
@@ -82,12 +82,12 @@ class ExecutionBuilder:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the record that closes the request was added: what comes after it is late."""
+        """Whether the record that closes the request was added: records after it are late."""
         return self._state.is_closed
 
     def add(self, record: Record) -> None:
         """Apply the topic's next record; records of other requests change nothing."""
-        headers = headers_of(record)
+        headers = read_headers(record)
         is_event = headers.channel == EVENT_CHANNEL
         if headers.parent_id == self.request_id:
             (self._add_own_event if is_event else self._add_message)(record, headers)
@@ -171,12 +171,12 @@ class ExecutionBuilder:
             )
 
     def _apply(self, message: KernelMessage, channel: str) -> None:
-        event = event_of_message(message, channel)
+        event = to_event(message, channel)
         if event is not None and event.request_id == self.request_id:
             self._state = self._state.apply(event)
 
     def _read_error(self, message: KernelMessage) -> None:
-        """What the code raised: as published or, for a request that publishes nothing, as in its reply."""
+        """Note the error that the code raised, as published or, for silent code, as in the reply."""
         if message.msg_type == "error":
             self._error = _error_of(message.decoded_content()) or self._error
         elif message.msg_type == "execute_reply" and self._error is None:
@@ -196,15 +196,15 @@ async def read_execution(
     bytes_max: int = BYTES_MAX,
     keeps_json: bool = False,
 ) -> ExecutionResult:
-    """The result of a request, from the records of its topic that begin at ``start``.
+    """Read the result of a request from the records of its topic, beginning at ``start``.
 
-    It ends with the request's ``request_closed``. Output that comes later, from a thread that the code left
-    behind, is in the log but not in the result, which is thus the same whenever it is asked for; with ``late``
-    it is: all of it up to the end that the topic has at the moment of the call. A request that is not closed by
-    then is ``running``, and so is one of which there is no record (``find_request`` tells).
+    It ends with the request's close. Later output, from a thread that the code left running, is in the log but not in
+    the result, so that every read returns the same; with ``late`` the result includes it, up to the end of the topic
+    at the time of the call. A request that is not closed by then is ``running``, and so is one without any record
+    (``find_request`` returns None for it).
 
-    Reads chunk by chunk, only what lies between ``start`` and the close, and gives way to the event loop
-    between chunks. Raises ``TopicNotFound``; ``EpochChanged`` if the topic was replaced meanwhile.
+    Reads the records between ``start`` and the close in chunks, and yields to the event loop between them. Raises
+    ``TopicNotFound``; ``EpochChanged`` if the topic was replaced meanwhile.
     """
     builder = ExecutionBuilder(
         request_id, kernel_id=kernel_id, topic=topic, bytes_max=bytes_max, keeps_json=keeps_json
@@ -215,7 +215,7 @@ async def read_execution(
         if chunk.first > start:
             builder.mark_incomplete()
         if sum(len(record.payload) for record in chunk.records) > DECODED_ON_LOOP_BYTES:
-            # Decoding so much takes a while: not on the event loop. One chunk at a time, so by one thread at a time.
+            # Decoding it would block the event loop. Chunks are added in turn, so by one thread at a time.
             start = await asyncio.to_thread(_add_chunk, builder, chunk, info.end, late=late)
         else:
             start = _add_chunk(builder, chunk, info.end, late=late)
@@ -223,17 +223,17 @@ async def read_execution(
 
 
 async def find_request(log: Log, topic: str, request_id: str) -> int | None:
-    """Where a request begins, searched from the topic's end backwards; ``None`` if the log does not have it.
+    """Find where a request begins, searching back from the topic's end; ``None`` if the log does not have it.
 
-    That is its ``request_queued``, behind which all of its records lie, or, of a request that did not wait here,
-    its ``execute_request`` (for which all of the topic is looked through).
+    That is its ``request_queued``, which precedes all of its records, or, for a request that did not wait here, its
+    ``execute_request`` (for which the whole topic is searched).
     """
     request_record_id = stored_id(request_id)
     sent: int | None = None
 
     def is_queued(record: Record) -> bool:
         nonlocal sent
-        headers = headers_of(record)
+        headers = read_headers(record)
         if record.id == request_record_id and headers.msg_type == "execute_request":
             sent = record.offset
         if headers.parent_id != request_id or headers.channel != EVENT_CHANNEL:
@@ -245,12 +245,12 @@ async def find_request(log: Log, topic: str, request_id: str) -> int | None:
 
 
 async def last_iopub(log: Log, topic: str) -> Record | None:
-    """The newest message of IOPub in a kernel's topic, searched like a request."""
-    return await _newest(log, topic, lambda record: headers_of(record).channel in IOPUB_CHANNELS)
+    """Find the newest IOPub message in a kernel's topic."""
+    return await _newest(log, topic, lambda record: read_headers(record).channel in IOPUB_CHANNELS)
 
 
 def _add_chunk(builder: ExecutionBuilder, chunk: Chunk, end: int, *, late: bool) -> int:
-    """Add a chunk; returns where to read on, which is ``end`` when there is no need to."""
+    """Add a chunk; returns the next offset to read, which is ``end`` when the result is complete."""
     for record in chunk.records:
         if record.offset >= end:
             return end
@@ -261,7 +261,7 @@ def _add_chunk(builder: ExecutionBuilder, chunk: Chunk, end: int, *, late: bool)
 
 
 async def _newest(log: Log, topic: str, is_wanted: Callable[[Record], bool]) -> Record | None:
-    """The newest record of its kind, from windows that go back from the end."""
+    """Find the newest matching record, in windows from the end backwards."""
     info = await log.info(topic)
     end, size = info.end, WINDOW_MIN
     while end > info.first:
@@ -276,7 +276,7 @@ async def _newest(log: Log, topic: str, is_wanted: Callable[[Record], bool]) -> 
 async def _newest_between(
     log: Log, topic: str, start: int, end: int, epoch: str, is_wanted: Callable[[Record], bool]
 ) -> tuple[Record | None, bool]:
-    """The newest of its kind within a window, and whether retention has passed all that lies before it."""
+    """Find the newest matching record of a window; and whether retention has deleted every record before it."""
     found, is_over = None, False
     while start < end:
         chunk = await _read(log, topic, start, end - start, epoch)
@@ -293,15 +293,15 @@ async def _read(log: Log, topic: str, start: int, limit: int, epoch: str) -> Chu
     chunk = await log.read(topic, start, limit=limit, bytes_max=CHUNK_BYTES)
     if chunk.epoch != epoch:
         raise EpochChanged(topic, epoch, chunk.epoch)
-    # A log that has the records at hand does not give way by itself.
+    # A read from the cache does not yield by itself.
     await asyncio.sleep(0)
     return chunk
 
 
 def _decode(record: Record, headers: RecordHeaders) -> KernelMessage | None:
-    """The record's message; ``None`` for a payload that is none, which nothing of ours writes."""
+    """Decode a record's message; ``None`` for a payload that is not one, which no server writes."""
     try:
-        return message_of(record, headers)
+        return to_message(record, headers)
     except UNREADABLE:
         return None
 

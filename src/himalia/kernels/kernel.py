@@ -19,9 +19,9 @@ from himalia.jupyter.lifecycle import RequestState
 from himalia.jupyter.records import (
     DISK_WAS_FULL,
     KernelEvent,
-    draft_of,
     event_draft,
     gap_draft,
+    to_draft,
     too_large_draft,
 )
 from himalia.jupyter.wire import Fault, FaultKind, KernelMessage
@@ -330,7 +330,7 @@ class Kernel:
         reply = self._link.shell.send_input_reply(value, asked, username=caller or None)
         hidden = asked.decoded_content().get("password") is True
         if not hidden:
-            self.bridge.put(draft_of(reply, self.id, "stdin"))
+            self.bridge.put(to_draft(reply, self.id, "stdin"))
 
     # Listening
 
@@ -525,11 +525,11 @@ class Kernel:
         """What came on the shell, control or stdin socket."""
         if port == "stdin" and message.msg_type == "input_request":
             self._input = message
-            self.bridge.put(draft_of(message, self.id, "stdin"))
+            self.bridge.put(to_draft(message, self.id, "stdin"))
             return
         if message.msg_type == "execute_reply":
             # Its idle follows at once.
-            self.bridge.put(draft_of(message, self.id, port), is_urgent=False)
+            self.bridge.put(to_draft(message, self.id, port), is_urgent=False)
             self.scheduler.on_reply(message)
 
     def faulty(self, faults: Sequence[Fault]) -> None:

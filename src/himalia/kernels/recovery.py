@@ -24,9 +24,9 @@ from himalia.jupyter.records import (
     KernelEvent,
     event_draft,
     gap_draft,
-    headers_of,
-    message_of,
+    read_headers,
     seq_of,
+    to_message,
     too_large_draft,
 )
 from himalia.jupyter.request_events import UNREADABLE
@@ -49,8 +49,8 @@ from himalia.topics import KERNEL_TOPIC_PREFIX
 CHUNK = 4000
 
 
-def gone_draft(kernel_id: str, request: RequestState, reason: str) -> Draft:
-    """The ``request_closed`` of a request whose kernel is gone, with the status that its records give."""
+def abandoned_draft(kernel_id: str, request: RequestState, reason: str) -> Draft:
+    """Encode the ``request_closed`` of a request whose kernel is gone, with the status that its records give."""
     # Its reply went to an earlier server.
     request = request.without_reply()
     if request.is_done:
@@ -62,16 +62,16 @@ def gone_draft(kernel_id: str, request: RequestState, reason: str) -> Draft:
 
 
 async def bookmark_in(log: Log, topic: str) -> Bookmark:
-    """Where to go on with a kernel's spool: behind the last of its messages that is in the topic."""
+    """Find where to resume reading a kernel's spool: after the last of its messages that is in the topic."""
     last = await last_iopub(log, topic)
     if last is None:
         return Bookmark()
     seq = seq_of(last)
-    return Bookmark(wanted=message_of(last).msg_id) if seq is None else Bookmark(seq)
+    return Bookmark(wanted=to_message(last).msg_id) if seq is None else Bookmark(seq)
 
 
 async def has_ended(log: Log, topic: str) -> bool:
-    """Whether the last that a topic tells of its kernel is its end; also if it tells nothing at all."""
+    """Return whether the last record of a topic is its kernel's end; true for an empty topic."""
     end = (await log.info(topic)).end
     records = (await log.read(topic, end - 1, limit=1)).records if end else ()
     if not records:
@@ -81,13 +81,13 @@ async def has_ended(log: Log, topic: str) -> bool:
 
 
 def recorded_connection_file(directory: Path) -> Path:
-    """The connection file of the kernel that was kept in a directory."""
+    """Return the connection file of the kernel that was kept in a directory."""
     about = kernel_directory.read_about(directory) or {}
     return Path(str(about.get("connection_file") or directory / kernel_directory.CONNECTION_FILE))
 
 
 async def open_requests(log: Log, topic: str) -> list[RequestState]:
-    """Requests that were queued here and not closed, in the order in which they were queued."""
+    """Return the requests that were queued here and not closed, in the order in which they were queued."""
     since = await _open_since(log, topic)
     if since is None:
         return []
@@ -98,7 +98,7 @@ async def open_requests(log: Log, topic: str) -> list[RequestState]:
 
 
 async def _open_since(log: Log, topic: str) -> int | None:
-    """Where to begin to read: the newest event of a request names the offset of the oldest that was open then."""
+    """Find where to start reading: the newest event of a request names the offset of the oldest one open then."""
     end = (await log.info(topic)).end
     while end > 0:
         start = max(0, end - CHUNK)
@@ -115,12 +115,12 @@ async def _open_since(log: Log, topic: str) -> int | None:
 
 
 def _event_content(record: Record) -> dict[str, Any]:
-    """The content of an event of ours; empty for any other record."""
-    headers = headers_of(record)
+    """Decode the content of a server event; empty for any other record."""
+    headers = read_headers(record)
     if headers.channel != EVENT_CHANNEL:
         return {}
     try:
-        return message_of(record, headers).decoded_content()
+        return to_message(record, headers).decoded_content()
     except UNREADABLE:
         return {}
 
@@ -139,7 +139,7 @@ async def _records(log: Log, topic: str, start: int, end: int | None = None) -> 
 
 
 def spooled_parent_ids(spooled: Iterator[Spooled], wire: Wire) -> set[str]:
-    """The requests of which a spool has heard. Reads all of it, so call it in a thread."""
+    """Return the parent ids of all messages in a spool. Reads all of it, so call it in a thread."""
     decoded = (wire.decode(entry.frames) for entry in spooled)
     return {message.parent_id for message in decoded if isinstance(message, KernelMessage)}
 
@@ -149,11 +149,14 @@ T = TypeVar("T")
 logger = logging.getLogger("himalia.kernels")
 
 LOOK_AGAIN_S = 0.05
-"""How long to wait for a log that is slow, before the spool is read on."""
+"""How long to wait for a slow log before reading more of the spool."""
 
 
 class Leftovers:
-    """Lives on the event loop. ``on_closed`` is called with the id of each kernel found gone, and why it is gone."""
+    """Stores and closes what kernels left behind whose keeper is gone. Belongs to the event loop.
+
+    ``on_closed`` is called with the id of each such kernel, and the reason of its end.
+    """
 
     def __init__(
         self, manager: PubSubManager, settings: Settings, on_closed: Callable[[str, str], None]
@@ -163,18 +166,18 @@ class Leftovers:
         self._on_closed = on_closed
 
     async def settle(self, directory: Path) -> None:
-        """Store what the spool in a directory has, close what was open, and only then remove the directory.
+        """Store the spool in a directory, close the open requests, and only then remove the directory.
 
-        Never raises but when cancelled: what cannot be stored now is left for the next start.
+        Raises nothing, except when cancelled: what cannot be stored now is left for the next start.
         """
         try:
             if await self._store(directory):
                 await asyncio.to_thread(remove_leftovers, directory)
         except (HimaliaError, OSError) as error:
-            logger.warning("what kernel %s left stays in %s: %s", directory.name, directory, error)
+            logger.warning("the output of kernel %s stays in %s: %s", directory.name, directory, error)
 
     async def close_forgotten(self, topics: Sequence[str], is_forgotten: Callable[[str], bool]) -> None:
-        """Close what is open in topics of kernels of which nothing else is left: the machine was restarted."""
+        """Close open requests in topics whose kernels left nothing else: the machine was restarted."""
         for topic in topics:
             try:
                 if is_forgotten(topic):
@@ -184,26 +187,26 @@ class Leftovers:
                 logger.warning("%s cannot be closed: %s", topic, error)
 
     async def _store(self, directory: Path) -> bool:
-        """Says whether nothing more is needed of the directory."""
+        """Store and close; returns whether the directory can be removed."""
         kernel_id = directory.name
         exit_ = await asyncio.to_thread(left_exit, directory)
-        reason = _why_gone(exit_)
+        reason = _death_reason(exit_)
         bookmark = await self._bookmark(directory)
         if bookmark is None:
             return True
         try:
             connection = await asyncio.to_thread(read_connection_file, recorded_connection_file(directory))
         except BadRequest as error:
-            # Without the key no reader can tell what in it is the kernel's own.
-            logger.error("the spool in %s cannot be checked, and stays there: %s", directory, error.message)
-            await self._close(kernel_id, f"{reason}; what it said since is in {directory}", exit_)
+            # Without the key, forged messages in it cannot be detected.
+            logger.error("the spool in %s cannot be verified, and stays there: %s", directory, error.message)
+            await self._close(kernel_id, f"{reason}; its last output is in {directory}", exit_)
             return False
         await self._append(directory, connection, bookmark, exit_)
         await self._close(kernel_id, reason, exit_)
         return True
 
     async def _bookmark(self, directory: Path) -> Bookmark | None:
-        """Where to read on; None if there is neither a topic nor anything to put into one."""
+        """Find where to resume reading; None if there is neither a topic nor a message to store in one."""
         topic = KERNEL_TOPIC_PREFIX + directory.name
         try:
             return await bookmark_in(self._manager.log, topic)
@@ -219,7 +222,7 @@ class Leftovers:
     async def _append(
         self, directory: Path, connection: ConnectionInfo, bookmark: Bookmark, exit_: KernelExit | None
     ) -> None:
-        """Append to the topic what the spool has behind the bookmark; returns when it is committed."""
+        """Append the spool's messages after the bookmark to the topic; returns when they are committed."""
         kernel_id = directory.name
         limit = self._settings.kernel_message_bytes_max
         bridge = Bridge(
@@ -241,11 +244,11 @@ class Leftovers:
             directory,
             bookmark,
             is_blocked=lambda: bridge.overflowed,
-            on_faults=partial(_tell_too_large, bridge, limit),
+            on_faults=partial(_report_too_large, bridge, limit),
             on_gap=lambda count: bridge.tell(gap_draft(kernel_id, count, SPOOL_WAS_FULL)),
         )
         try:
-            await _read_out(intake)
+            await _read_to_end(intake)
             if exit_ is not None and exit_.lost:
                 bridge.put(gap_draft(kernel_id, exit_.lost, DISK_WAS_FULL))
             await bridge.close()
@@ -257,12 +260,12 @@ class Leftovers:
             intake.close()
 
     async def _close(self, kernel_id: str, reason: str, exit_: KernelExit | None) -> None:
-        """Close what a kernel that is gone left open, and say that it is gone, unless that is said already."""
+        """Close the open requests of a kernel that is gone, and write its end, unless the topic has that already."""
         topic = KERNEL_TOPIC_PREFIX + kernel_id
         if await has_ended(self._manager.log, topic):
             return
         drafts = [
-            gone_draft(kernel_id, request, f"the kernel is gone: {reason}")
+            abandoned_draft(kernel_id, request, f"the kernel is gone: {reason}")
             for request in await open_requests(self._manager.log, topic)
         ]
         known: dict[str, Any] = (
@@ -273,7 +276,7 @@ class Leftovers:
         self._on_closed(kernel_id, reason)
 
 
-async def _read_out(intake: Intake) -> None:
+async def _read_to_end(intake: Intake) -> None:
     finished = threading.Event()
     await _in_thread(lambda: intake.finish(finished.set))
     while not finished.is_set():
@@ -283,7 +286,7 @@ async def _read_out(intake: Intake) -> None:
 
 
 async def _in_thread(work: Callable[[], T]) -> T:
-    """Run it in a thread. If that is cancelled, wait for the thread: it uses what is closed next."""
+    """Run a function in a thread. When cancelled, wait for the thread: it uses objects that the caller closes next."""
     running = asyncio.ensure_future(asyncio.to_thread(work))
     try:
         return await asyncio.shield(running)
@@ -292,16 +295,16 @@ async def _in_thread(work: Callable[[], T]) -> T:
         raise
 
 
-def _tell_too_large(bridge: Bridge, limit: int, faults: Sequence[Fault]) -> None:
+def _report_too_large(bridge: Bridge, limit: int, faults: Sequence[Fault]) -> None:
     for fault in faults:
         if fault.kind is FaultKind.TOO_LARGE:
             bridge.tell(too_large_draft(bridge.kernel_id, fault, limit))
 
 
-def _why_gone(exit_: KernelExit | None) -> str:
+def _death_reason(exit_: KernelExit | None) -> str:
     if exit_ is None:
         return "its keeper was gone when the server came back"
     if exit_.reason:
         return exit_.reason
     ended = "ended" if exit_.returncode is None else exit_reason(exit_.returncode, exit_.limits)
-    return f"{ended} while no server was there"
+    return f"{ended} while no server was running"

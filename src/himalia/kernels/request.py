@@ -12,10 +12,9 @@ from uuid import uuid4
 import msgspec
 
 from himalia.jupyter.channels import Channel
-from himalia.jupyter.lifecycle import RequestStage, RequestState
-from himalia.jupyter.request_events import EventKind, RequestContent, RequestEvent, event_of_message
+from himalia.jupyter.lifecycle import ExecutionStatus, RequestStage, RequestState
+from himalia.jupyter.request_events import EventKind, RequestContent, RequestEvent, to_event
 from himalia.jupyter.wire import KernelMessage
-from himalia.protocol.models import ExecutionStatus
 from himalia.record import now_us
 
 logger = logging.getLogger("himalia.kernels.request")
@@ -51,10 +50,10 @@ class RequestListener(Protocol):
     """The scheduler, as its requests report to it. Called on the event loop."""
 
     def request_changed(self, request: Request) -> None:
-        """The kernel has said idle or has replied, or runs the code of a request that is to be interrupted."""
+        """The kernel became idle or replied, or now runs the code of a request that is to be interrupted."""
 
     def request_expired(self, request: Request) -> None:
-        """The broker has dropped it: it was silent for too long, and so was its kernel."""
+        """The broker dropped the request: it was silent for too long, and so was its kernel."""
 
 
 class Request:
@@ -64,11 +63,11 @@ class Request:
     """
 
     def __init__(self, code: Code, listener: RequestListener, state: RequestState | None = None) -> None:
-        """``state`` is what the topic has of a request of an earlier server; None for a new request."""
+        """``state`` is that of a request of an earlier server, read from the topic; None for a new request."""
         self.code = code
         self.state = queued_state(code) if state is None else state
-        """What has happened to it. Both threads apply events, so the lock is held for that; reading needs none, for
-        a state never changes. It follows the kernel after the close too."""
+        """The state as the kernel has it, also after the close. Both threads apply events, which the lock guards;
+        reading needs no lock, because a state is immutable."""
         self.id = self.state.request_id
         self.closed_state: RequestState | None = None
         """The state at the close, which is what the topic has; None while it is open."""
@@ -94,7 +93,7 @@ class Request:
 
     @property
     def is_running_code(self) -> bool:
-        """Whether an interrupt reaches its code. Of silent code the kernel says nothing but busy."""
+        """Whether an interrupt reaches its code. For silent code the kernel publishes busy and no input."""
         stage = self.state.stage
         return stage in _RUNNING_STAGES or (stage is RequestStage.BUSY and self.code.silent)
 
@@ -105,9 +104,9 @@ class Request:
     # In the IOPub thread
 
     def deliver(self, message: KernelMessage, channel: Channel, sequence: int) -> None:
-        """Apply a message of the kernel. Output is no event, and costs no more than the look at its type."""
+        """Apply a message of the kernel. Output is no event: only its type is looked at."""
         self.last_heard_us = message.received_us
-        event = event_of_message(message, channel)
+        event = to_event(message, channel)
         if event is None:
             return
         self.apply(event)
@@ -126,7 +125,7 @@ class Request:
 
     def apply_shell(self, message: KernelMessage) -> None:
         """Apply the request itself, when it is sent, or its reply."""
-        event = event_of_message(message, "shell")
+        event = to_event(message, "shell")
         if event is not None:
             self.apply(event)
 
@@ -139,7 +138,7 @@ class Request:
 
 
 _RUNNING_STAGES = (RequestStage.RUNNING, RequestStage.IDLE, RequestStage.REPLIED)
-"""Once idle or reply is there the code has run; what is missing may still be held up by it."""
+"""After idle or the reply the code has run, but may still hold up the other of the two."""
 
 
 def queued_state(code: Code) -> RequestState:

@@ -38,7 +38,7 @@ class RequestLog:
         return self._recent.get(request_id)
 
     def append_queued(self, request: Request) -> asyncio.Future[int]:
-        """The future has the offset of the record once it is committed, and so has the request."""
+        """Write that a request is queued; the future, and then the request, has the offset once that is committed."""
         code = request.code
         committed = self._append(
             event_draft(
@@ -60,7 +60,7 @@ class RequestLog:
         self._open[request.id] = self._recent[request.id] = request.offset
 
     def append_closed(self, request: Request, caller: str) -> None:
-        """Write how a request was closed; ``request.closed`` resolves when that is committed."""
+        """Write that a request is closed; ``request.closed`` resolves when that is committed."""
         self._open.pop(request.id, None)
         assert request.closed_state is not None
         committed = self._append(
@@ -75,7 +75,7 @@ class RequestLog:
         committed.add_done_callback(lambda _: self._resolve(request, committed))
 
     async def finish(self) -> None:
-        """Returns when every close is committed, or cannot be."""
+        """Wait until every close is committed, or cannot be."""
         if self._closing:
             await asyncio.wait(self._closing)
 
@@ -107,7 +107,7 @@ class RequestLog:
                 logger.warning("the end of request %s is not stored: %s", request.id, error)
             else:
                 logger.error("the end of request %s is not stored", request.id, exc_info=error)
-        # Also if the topic is gone: a caller must not wait for ever.
+        # Also if it cannot be stored: callers must not wait without a limit.
         if not request.closed.done() and request.status is not None:
             request.closed.set_result(request.status)
 

@@ -16,14 +16,14 @@ from typing import Generic, Protocol, TypeVar
 from himalia.errors import ExecutionNotFound, HimaliaError, TooManyRequests
 from himalia.iopub.broker import IopubBroker
 from himalia.jupyter.duration import RunHistogram
-from himalia.jupyter.lifecycle import RequestStage, RequestState
-from himalia.jupyter.records import draft_of
+from himalia.jupyter.lifecycle import ExecutionStatus, RequestStage, RequestState
+from himalia.jupyter.records import to_draft
 from himalia.jupyter.wire import KernelMessage
 from himalia.kernels.context import RequestTracing
 from himalia.kernels.request import Code, InterruptStage, Request, restored_code
 from himalia.kernels.request_log import RequestLog
 from himalia.kernels.topic_writer import Bridge
-from himalia.protocol.models import ExecutionStatus
+from himalia.tasks import TaskSet
 
 logger = logging.getLogger("himalia.kernels.scheduler")
 
@@ -32,7 +32,7 @@ SETTLE_S = 10.0
 SETTLE_INTERRUPTED_S = 1.0
 """The same for an interrupted request: a kernel that is interrupted between two steps may forget to reply."""
 BEGIN_WITHIN_S = 1.0
-"""How long to delay an interrupt for a kernel that does not say that it runs the code."""
+"""How long to delay an interrupt of a kernel that does not report that the code runs."""
 
 
 class RequestTarget(Protocol):
@@ -175,7 +175,7 @@ class RequestScheduler:
                 request.timer.cancel()
 
     async def finish(self) -> None:
-        """Returns when every interrupt is sent and every close is committed."""
+        """Wait until every interrupt is sent and every close is committed."""
         await self._interrupter.finish()
         await self._log.finish()
 
@@ -190,7 +190,7 @@ class RequestScheduler:
         self._open[request.id] = request
         self._log.restore(request)
         if not state.was_sent:
-            self._close(request, ExecutionStatus.ABORTED, "the server ended before it was sent")
+            self._close(request, ExecutionStatus.ABORTED, "the server stopped before it was sent")
         elif request.state.is_done:
             self._close(request, request.state.outcome, "")
         else:
@@ -202,10 +202,10 @@ class RequestScheduler:
         """The kernel has answered a later request: adopted requests that are not done by now have ended."""
         for request in [one for one in self._open.values() if not one.state.awaits_reply]:
             if request.state.started_us is None:
-                reason = "it was sent when the server ended, and never began"
+                reason = "sent just before the server stopped; never started"
                 self._close(request, ExecutionStatus.ABORTED, reason)
             else:
-                reason = "it ended while no server listened, and how is not known"
+                reason = "finished while no server was attached; outcome unknown"
                 self._close(request, ExecutionStatus.STALE, reason)
             self._release(request)
         self._send_next()
@@ -225,7 +225,7 @@ class RequestScheduler:
             self._finish_trace = self._tracing.sending(request.id, self._topic_writer.topic)
         message = self._target.send_request(request)
         request.apply_shell(message)
-        self._topic_writer.put(draft_of(message, self._topic_writer.kernel_id, "shell"))
+        self._topic_writer.put(to_draft(message, self._topic_writer.kernel_id, "shell"))
         self._start_timer(request)
 
     def _start_timer(self, request: Request, spent_us: int = 0) -> None:
@@ -248,7 +248,7 @@ class RequestScheduler:
             f"ran longer than {request.code.timeout_s:g} s and was interrupted",
         )
 
-    # What the kernel says
+    # Messages of the kernel
 
     def touch(self) -> None:
         """The kernel is alive: the request that it runs is not stale, however silent it is."""
@@ -272,8 +272,8 @@ class RequestScheduler:
             self._interrupter.send(request)
 
     def request_expired(self, request: Request) -> None:
-        """As the listener of requests. The kernel still has the request, and may come back to it."""
-        self._close(request, ExecutionStatus.STALE, "neither it nor its kernel was heard of for too long")
+        """As the listener of requests. The kernel still has the request, and may yet finish it."""
+        self._close(request, ExecutionStatus.STALE, "no output and no heartbeat of its kernel for too long")
         if self._active is request:
             self._broker.register_request(request.id, request)
 
@@ -288,7 +288,7 @@ class RequestScheduler:
                 self._await_counterpart(request)
                 return
             is_idle = request.state.stage is RequestStage.IDLE
-            reason = "said idle and never replied" if is_idle else "replied and never said idle"
+            reason = "became idle and never replied" if is_idle else "replied and never became idle"
             self._close(request, request.state.outcome, f"the kernel {reason}")
             self._finish(request)
 
@@ -329,7 +329,7 @@ class Interrupter:
     def __init__(self, target: RequestTarget) -> None:
         self._target = target
         self._loop = asyncio.get_running_loop()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskSet(logger, "a request could not be interrupted")
 
     def interrupt(self, request: Request, caller: str = "") -> None:
         """Interrupt a request once its code runs: kernels ignore an earlier interrupt and run the code anyway."""
@@ -344,19 +344,11 @@ class Interrupter:
         """Interrupt the kernel, once for each request and only while it has that request."""
         if request.interrupt is InterruptStage.REQUESTED and not request.state.is_done:
             request.interrupt = InterruptStage.SENT
-            task = self._loop.create_task(self._target.interrupt_quietly(request.interrupt_caller))
-            self._tasks.add(task)
-            task.add_done_callback(self._on_done)
+            self._tasks.spawn(self._target.interrupt_quietly(request.interrupt_caller))
 
     async def finish(self) -> None:
-        """Returns when every interrupt is sent."""
-        if self._tasks:
-            await asyncio.wait(self._tasks)
-
-    def _on_done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            logger.error("a request could not be interrupted", exc_info=task.exception())
+        """Wait until every interrupt is sent."""
+        await self._tasks.wait()
 
 
 T = TypeVar("T")

@@ -17,7 +17,7 @@ from typing import Any
 
 from himalia.errors import LogUnavailable, TopicNotFound
 from himalia.jupyter.channels import channel_of
-from himalia.jupyter.records import KernelEvent, draft_of, event_draft
+from himalia.jupyter.records import KernelEvent, event_draft, to_draft
 from himalia.jupyter.wire import KernelMessage
 from himalia.log.api import Appended, Batch
 from himalia.record import Draft
@@ -145,7 +145,7 @@ class Bridge:
 
     def _draft(self, message: KernelMessage) -> Draft:
         try:
-            return draft_of(message, self.kernel_id, channel_of(message.msg_type))
+            return to_draft(message, self.kernel_id, channel_of(message.msg_type))
         except Exception:  # a bug on one message may not end the kernel's way into the log
             logger.exception("%s: a %s message cannot be stored", self.topic, message.msg_type)
             return event_draft(

@@ -1,9 +1,8 @@
-"""The durable log: what it is (``contract``) and how to get one (``open_log``)."""
+"""The durable log: its interface (``api``), its options, and how to get one (``open_log``)."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TypedDict, Unpack
 
 from himalia.errors import ConfigurationError
 from himalia.log.api import (
@@ -17,8 +16,7 @@ from himalia.log.api import (
     LogStats,
     Watch,
 )
-from himalia.log.clock import TimeSource
-from himalia.record import Retention
+from himalia.log.options import LogOptions
 
 __all__ = [
     "Appended",
@@ -35,33 +33,11 @@ __all__ = [
     "sqlite_path",
 ]
 
-SUPPORTED = "sqlite:///path/to/log.db (durable) or memory:// (gone on restart)"
+SUPPORTED = "sqlite:///path/to/log.db (durable) or memory:// (lost on restart)"
 
 
-class LogOptions(TypedDict, total=False):
-    """What may be asked of any log. Each has a default."""
-
-    retention: Retention | None
-    """Limits of every topic that sets none of its own."""
-    dedup_window_s: float
-    dedup_ids_max: int
-    retention_interval_s: float
-    """How often to look for records that retention does not keep."""
-    retention_wait: float
-    """How far beyond its limits a topic may go while ``Log.hold_retention`` protects it: 1 is twice as far."""
-    retention_paused: bool
-    """Whether retention begins only with the first call of ``Log.hold_retention``."""
-    topics_max: int
-    producers_max: int
-    """Of one caller, over all topics."""
-    producer_age_s: float
-    """How long a producer that is not used is remembered at least; 0 for ever."""
-    clock: TimeSource | None
-    """Other clocks than this machine's, for tests."""
-
-
-def open_log(url: str, **options: Unpack[LogOptions]) -> Log:
-    """The log at this URL, not opened yet: the caller awaits ``open``.
+def open_log(url: str, options: LogOptions | None = None) -> Log:
+    """Return the log at this URL; the caller then awaits its ``open``.
 
     ``sqlite:///var/lib/himalia/log.db`` is that absolute path, ``sqlite:///~/log.db`` is in the home directory,
     ``sqlite:log.db`` in the current one. Raises ``ConfigurationError`` for anything else.
@@ -70,18 +46,18 @@ def open_log(url: str, **options: Unpack[LogOptions]) -> Log:
     if scheme == "memory" and url[len(scheme) :] in (":", "://"):
         from himalia.log.memory import MemoryLog
 
-        return MemoryLog(**options)
+        return MemoryLog(options)
     if scheme == "sqlite":
         from himalia.log.sqlite import SqliteLog
 
-        return SqliteLog(sqlite_path(url), **options)
+        return SqliteLog(sqlite_path(url), options)
     if scheme == "nats":
-        raise ConfigurationError(f"a log on NATS comes later; use {SUPPORTED}", url=url)
+        raise ConfigurationError(f"a log on NATS is not supported yet; use {SUPPORTED}", url=url)
     raise ConfigurationError(f"{url!r} is not the URL of a log; use {SUPPORTED}", url=url)
 
 
 def sqlite_path(url: str) -> Path:
-    """The absolute path that a ``sqlite:`` URL names."""
+    """Return the absolute path that a ``sqlite:`` URL names."""
     _, _, rest = url.partition(":")
     if rest.startswith("//"):
         if not rest.startswith("///"):

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from himalia.record import Record
 
 
-def within(records: Sequence[Record], bytes_max: int) -> Sequence[Record]:
-    """As many of these records as fit into ``bytes_max``, but at least one."""
+def limit_bytes(records: Sequence[Record], bytes_max: int) -> Sequence[Record]:
+    """Return as many of these records as fit into ``bytes_max``, but at least one."""
     total = 0
     for count, record in enumerate(records):
         total += record.size_bytes
@@ -18,15 +18,15 @@ def within(records: Sequence[Record], bytes_max: int) -> Sequence[Record]:
     return records
 
 
-class Run:
+class RecordRun:
     """Consecutive records of one topic, added at the back and dropped at the front."""
 
     __slots__ = ("_dropped", "_records")
 
     def __init__(self) -> None:
         self._records: list[Record] = []
-        # Dropped records at the front of the list. Cutting the list at every drop would cost its whole
-        # length; cutting it when half is dropped costs a constant per record.
+        # Dropped records at the front of the list. Deleting them from the list at every drop would cost the whole
+        # length each time; deleting them once they are half of it costs a constant per record.
         self._dropped = 0
 
     def __len__(self) -> int:
@@ -34,7 +34,7 @@ class Run:
 
     @property
     def first(self) -> int:
-        """The offset of the oldest record; only for a run that has one."""
+        """The offset of the oldest record. Raises ``IndexError`` on an empty run."""
         return self._records[self._dropped].offset
 
     @property
@@ -45,29 +45,29 @@ class Run:
         self._records.extend(records)
 
     def drop(self, count: int) -> None:
-        """Forget the ``count`` oldest records."""
+        """Drop the ``count`` oldest records."""
         self._dropped += count
         if self._dropped * 2 >= len(self._records):
             del self._records[: self._dropped]
             self._dropped = 0
 
-    def since(self, offset: int, limit: int | None = None) -> list[Record]:
-        """The records from ``offset`` on; none if the run is empty, begins later or ends before."""
+    def read_from(self, offset: int, limit: int | None = None) -> list[Record]:
+        """Return the records from ``offset`` on; none if the run is empty or does not contain that offset."""
         if not len(self) or offset < self.first:
             return []
         begin = self._dropped + offset - self.first
         return self._records[begin : None if limit is None else begin + limit]
 
     def at(self, index: int) -> Record:
-        """The record at this place in the run, the oldest being 0."""
+        """Return the record at this index of the run, the oldest being 0."""
         return self._records[self._dropped + index]
 
 
-class RecentRecords:
-    """The newest records of all topics together, bounded in bytes and in number.
+class RecordCache:
+    """The newest records of all topics together, bounded in bytes and in number. Used on the event loop.
 
-    Topics are told apart by epoch, so that a topic that was deleted and created again shares nothing with
-    what it was.
+    Topics are identified by epoch, so a topic that was deleted and created again shares nothing with its
+    predecessor.
     """
 
     def __init__(self, *, bytes_max: int, count_max: int) -> None:
@@ -75,27 +75,27 @@ class RecentRecords:
         self._count_max = count_max
         self._bytes = 0
         self._count = 0
-        self._runs: dict[str, Run] = {}
-        # What was added, oldest first: epoch, number, bytes. Dropping happens by whole additions.
+        self._runs: dict[str, RecordRun] = {}
+        # Additions, oldest first: epoch, number of records, bytes. Whole additions are dropped.
         self._added: deque[tuple[str, int, int]] = deque()
 
     def add(self, epoch: str, records: Sequence[Record], size_bytes: int) -> None:
         """Add records that follow the last ones of this epoch."""
-        self._runs.setdefault(epoch, Run()).extend(records)
+        self._runs.setdefault(epoch, RecordRun()).extend(records)
         self._added.append((epoch, len(records), size_bytes))
         self._bytes += size_bytes
         self._count += len(records)
         while self._added and (self._bytes > self._bytes_max or self._count > self._count_max):
             self._drop_oldest()
 
-    def since(self, epoch: str, offset: int, limit: int | None = None) -> list[Record]:
-        """The records of this epoch from ``offset`` to the last added; none if that one is not at hand."""
+    def read_from(self, epoch: str, offset: int, limit: int | None = None) -> list[Record]:
+        """Return the records of this epoch from ``offset`` to the last added; none if that offset is not cached."""
         run = self._runs.get(epoch)
-        return [] if run is None else run.since(offset, limit)
+        return [] if run is None else run.read_from(offset, limit)
 
-    def forget(self, epoch: str) -> None:
-        """Drop what is kept of an epoch that has ended."""
-        # Its additions stay in line and are counted until their turn: an over-estimate, soon gone.
+    def remove(self, epoch: str) -> None:
+        """Drop all records of an epoch that has ended."""
+        # Its additions stay in the queue and are counted until they are dropped: an over-estimate for a short time.
         self._runs.pop(epoch, None)
 
     def _drop_oldest(self) -> None:

@@ -1,17 +1,17 @@
-"""The log's clock: the times that records get, and their ages, neither of which a jump of the wall clock moves.
+"""The log's clock: dates and ages of records that no jump of the wall clock moves.
 
-Two times run side by side. **Log time** is what records are dated by: the wall clock, as long as that moves by what
-really passed, give or take five minutes an hour. **Age** only ever counts what passed, by a clock of the machine that
-cannot be set; the difference of two ages is how much older one record is than another.
+There are two scales. **Log time** dates records: it is the wall clock, as long as that advances by the time that
+really passed, give or take five minutes an hour. **Age** only counts the time that passed, by a clock of the machine
+that cannot be set; the difference of two ages is how much older one record is than another.
 
-When the wall clock jumps, log time goes on by what passed and the clock is *held*: nothing is removed for its age.
-That ends after an hour, or when an operator confirms the clock. Then log time follows the wall clock again, and
-records that were dated before keep their ages by the ``shift_us`` that held for them (``Era``).
+When the wall clock jumps, log time continues by the time that passed and the clock is *held*: no record is deleted for
+its age. The hold ends after an hour, or when an operator confirms the clock. Then log time follows the wall clock
+again, and records that were dated before keep their ages by the ``shift_us`` that applied to them (``Era``).
 
-What was known at the last look is stored with the log (``SavedClock``), so that a start can tell a jump from time that
-passed. After a reboot it cannot, and believes the wall clock within ``OFF_MAX_US``, but holds all the same: if it is
-set back before the hold ends, the age that was added on its word is taken back (``assumed_us``). Time that is not
-known to have passed makes no record older: what is removed may go too late, never too early.
+The state of the clock is stored with the log (``SavedClock``), so that a start can tell a jump from time that passed.
+After a reboot it cannot, and accepts the wall clock if it is within ``OFF_MAX_US``, but holds all the same: if the wall
+clock is set back before the hold ends, the age that was added because of it is subtracted again (``assumed_us``). Time
+that is not known to have passed makes no record older: records may be deleted too late, never too early.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from himalia.record import format_ts
 
 SECOND_US = 1_000_000
 JUMP_US = 300 * SECOND_US
-"""How much the wall clock may differ from what passed, in an hour."""
+"""How much the wall clock may differ from the time that passed, per hour."""
 HOLD_US = 3600 * SECOND_US
 OFF_MAX_US = 30 * 86_400 * SECOND_US
 """How long a machine may plausibly have been switched off."""
@@ -52,7 +52,7 @@ class TimeSource(Protocol):
         ...
 
     def boot_id(self) -> str | None:
-        """Another after each boot; None if that is not known."""
+        """Different after each boot; None if unknown."""
         ...
 
 
@@ -83,17 +83,17 @@ class Doubt(StrEnum):
     """Why the clock is held."""
 
     JUMPED = "jumped"
-    """It was moved by more than what passed."""
+    """The wall clock was set."""
     UNKNOWN = "unknown"
-    """The machine was booted since the last look, and its clock cannot be right."""
+    """The machine was booted since the last use, and its clock cannot be right."""
     BOOTED = "booted"
-    """The machine was booted since the last look, and its clock may be right."""
+    """The machine was booted since the last use, and its clock may be right."""
     FUTURE = "future"
-    """Nothing is known of the last look, and there are records that are dated after now."""
+    """No saved clock was found, and there are records that are dated in the future."""
 
 
 class SavedClock(msgspec.Struct, frozen=True):
-    """What is known at one look."""
+    """The clock as it is stored with the log."""
 
     boot_id: str | None
     steady_us: int
@@ -103,16 +103,16 @@ class SavedClock(msgspec.Struct, frozen=True):
     doubt: str | None = None
     jump_us: int = 0
     assumed_us: int = 0
-    """How much of the age is only the wall clock's word, after a boot, and can be taken back during the hold."""
+    """How much of the age rests on the wall clock alone, after a boot, and can be subtracted during the hold."""
 
 
 class LogClock:
-    """See the module. Belongs to the thread that assigns offsets."""
+    """See the module. Only the thread that assigns offsets uses it."""
 
     def __init__(self, source: TimeSource) -> None:
         self._source = source
         self._boot_id = source.boot_id()
-        # What to add to the steady clock in order to get log time, age, and what the wall clock should be.
+        # To be added to the steady clock to get log time, age, and the expected wall clock.
         self._log_offset_us = self._age_offset_us = self._wall_offset_us = 0
         self._compared_us = 0
         self._saved_us: int | None = None
@@ -121,14 +121,14 @@ class LogClock:
         self._jump_us = 0
         self._assumed_us = 0
         self.last = Moment(0, 0)
-        """The moment of the last look."""
-        self.start(None, 0)
+        """The result of the latest ``now``."""
+        self.restore(None, 0)
 
-    # Looking
+    # Reading
 
     def now(self) -> Moment:
-        """Look at the clocks."""
-        # Without ``_read`` and ``_moment``: every commit calls this.
+        """Read the clocks; hold if the wall clock has jumped."""
+        # Without calls of ``_read`` and ``_set_last``: every commit calls this.
         steady_us = self._source.steady_us()
         offset_us = self._source.wall_us() - steady_us
         if not -JUMP_US <= offset_us - self._wall_offset_us <= JUMP_US:
@@ -136,7 +136,7 @@ class LogClock:
             self._compare_with(steady_us, offset_us)
         elif steady_us - self._compared_us >= HOLD_US:
             self._compare_with(steady_us, offset_us)
-        if self._doubt is None or self._doubt in _BELIEVED:
+        if self._doubt is None or self._doubt in _ACCEPTED:
             self._log_offset_us = offset_us
         self.last = now = Moment(steady_us + self._log_offset_us, steady_us + self._age_offset_us)
         return now
@@ -148,17 +148,17 @@ class LogClock:
 
     @property
     def is_held(self) -> bool:
-        """Whether nothing may be removed for its age. True until ``follow`` is called, however late."""
+        """Whether no record may be deleted for its age. True until ``follow_wall_clock`` is called, however late."""
         return self._doubt is not None
 
     @property
-    def is_over(self) -> bool:
-        """Whether the clock is held and need not be any longer."""
+    def is_hold_over(self) -> bool:
+        """Whether the clock is still held although its hour is over."""
         return self._held_until_us is not None and self.last.age_us >= self._held_until_us
 
     @property
     def warning(self) -> str | None:
-        """What is wrong with the clock and what to do, while it is held."""
+        """What is wrong with the clock and what to do; None unless it is held."""
         if self._doubt is None or self._held_until_us is None:
             return None
         until = format_ts(self._held_until_us + self.shift_us)
@@ -172,10 +172,10 @@ class LogClock:
             difference = "and came back"
         return f"{_WHAT[self._doubt].format(difference)}; {consequence}"
 
-    # Starting and going on
+    # Restoring and following
 
-    def start(self, saved: SavedClock | None, newest_us: int) -> None:
-        """Continue from the last look; ``newest_us`` is the time of the newest record."""
+    def restore(self, saved: SavedClock | None, newest_us: int) -> None:
+        """Continue from the saved clock; ``newest_us`` is the time of the newest record."""
         steady_us, offset_us = self._read()
         wall_us = steady_us + offset_us
         self._held_until_us = self._doubt = None
@@ -191,7 +191,7 @@ class LogClock:
             self._continue_after_boot(saved, steady_us, wall_us)
         self._compare_with(steady_us, offset_us)
         self._saved_us = None
-        self._moment(steady_us)
+        self._set_last(steady_us)
 
     def _continue(self, saved: SavedClock, steady_us: int, wall_us: int) -> None:
         passed_us = steady_us - saved.steady_us
@@ -206,7 +206,7 @@ class LogClock:
 
     def _continue_after_boot(self, saved: SavedClock, steady_us: int, wall_us: int) -> None:
         apart_us = wall_us - saved.log_us
-        # A clock that was wrong before the boot is not believed because of the boot.
+        # A clock that was wrong before the boot is not accepted because of the boot.
         apart_max_us = JUMP_US if saved.doubt in (Doubt.JUMPED, Doubt.UNKNOWN) else OFF_MAX_US
         if -JUMP_US <= apart_us <= apart_max_us:
             self._set(steady_us, wall_us, saved.age_us + max(apart_us, 0))
@@ -220,7 +220,7 @@ class LogClock:
         self._set(steady_us, saved.log_us + passed_us, saved.age_us + passed_us)
         self._hold(Doubt.UNKNOWN, steady_us, apart_us - passed_us)
 
-    def follow(self) -> int | None:
+    def follow_wall_clock(self) -> int | None:
         """End the hold: date records by the wall clock again.
 
         Returns the shift of the records that are stored already, if it differs from that of later ones.
@@ -228,7 +228,7 @@ class LogClock:
         steady_us, offset_us = self._read()
         before_us, moved_us = self.shift_us, offset_us - self._log_offset_us
         if moved_us < -JUMP_US:
-            # The clock that was believed after a boot was ahead, and has been set back.
+            # The wall clock that was accepted after a boot was ahead, and has been set back.
             self._age_offset_us -= min(-moved_us, self._assumed_us)
         self._assumed_us = 0
         self._log_offset_us = offset_us
@@ -236,24 +236,24 @@ class LogClock:
         self._jump_us = 0
         self._compare_with(steady_us, offset_us)
         self._saved_us = None
-        self._moment(steady_us)
+        self._set_last(steady_us)
         return before_us if abs(moved_us) > JUMP_US else None
 
     # Saving
 
     @property
-    def is_to_be_saved(self) -> bool:
-        """Whether the file should be told, because of a change or because it was not for a while."""
+    def needs_saving(self) -> bool:
+        """Whether the clock should be stored: after a change, and every minute."""
         steady_us = self.last.age_us - self._age_offset_us
         return self._saved_us is None or steady_us - self._saved_us >= SAVE_EVERY_US
 
     @property
     def has_changed(self) -> bool:
-        """Whether the file should be told at once."""
+        """Whether the clock should be stored at once."""
         return self._saved_us is None
 
-    def save(self) -> SavedClock:
-        """What to put into the file. Call ``saved`` when it is there."""
+    def snapshot(self) -> SavedClock:
+        """Return what to store. Call ``mark_saved`` after the commit."""
         steady_us = self.last.age_us - self._age_offset_us
         return SavedClock(
             boot_id=self._boot_id,
@@ -266,17 +266,16 @@ class LogClock:
             assumed_us=self._assumed_us,
         )
 
-    def saved(self, what: SavedClock) -> None:
-        self._saved_us = what.steady_us
+    def mark_saved(self, clock: SavedClock) -> None:
+        self._saved_us = clock.steady_us
 
     def _read(self) -> tuple[int, int]:
-        """The steady clock, and by how much the wall clock is ahead of it."""
+        """Return the steady clock, and by how much the wall clock is ahead of it."""
         steady_us = self._source.steady_us()
         return steady_us, self._source.wall_us() - steady_us
 
-    def _moment(self, steady_us: int) -> Moment:
+    def _set_last(self, steady_us: int) -> None:
         self.last = Moment(steady_us + self._log_offset_us, steady_us + self._age_offset_us)
-        return self.last
 
     def _set(self, steady_us: int, log_us: int, age_us: int) -> None:
         self._log_offset_us = log_us - steady_us
@@ -299,8 +298,8 @@ class LogClock:
             self._jump_us = saved.jump_us
 
 
-_BELIEVED = {Doubt.BOOTED, Doubt.FUTURE}
-"""Records are dated by the wall clock all the same."""
+_ACCEPTED = {Doubt.BOOTED, Doubt.FUTURE}
+"""Reasons for which records are dated by the wall clock all the same."""
 
 _WHAT = {
     Doubt.JUMPED: "this machine's clock jumped {}, so records are dated by the time that passed since",

@@ -1,4 +1,4 @@
-"""Records column by column, for those who read very many and look at few."""
+"""Records column by column, for callers that read whole topics and look at few fields."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 class PackedColumn(msgspec.Struct, frozen=True):
-    """Texts one after the other, and the length of each, in bytes."""
+    """The values of one column, concatenated, and the length of each in bytes."""
 
     data: bytes
     lengths: Sequence[int]
 
 
 class ColumnChunk(msgspec.Struct, frozen=True):
-    """What ``Chunk`` is, without an object for each record: the records from offset ``start`` on, none left out."""
+    """A ``Chunk`` without an object for each record: consecutive records from offset ``start`` on."""
 
     start: int
     ts_us: Sequence[int]
@@ -40,19 +40,19 @@ class ColumnChunk(msgspec.Struct, frozen=True):
 
 
 def to_columns(chunk: Chunk, start: int) -> ColumnChunk:
-    """For a log that has its records as objects. ``start`` is told where there are none."""
+    """Convert a chunk of records. ``start`` is the offset of an empty one."""
     records = chunk.records
     return ColumnChunk(
         records[0].offset if records else start,
         [record.ts_us for record in records],
-        _joined([record.id.encode() for record in records]),
-        _joined([record.headers for record in records]),
-        _joined([record.payload for record in records]),
+        _pack([record.id.encode() for record in records]),
+        _pack([record.headers for record in records]),
+        _pack([record.payload for record in records]),
         chunk.first,
         chunk.end,
         chunk.epoch,
     )
 
 
-def _joined(parts: Sequence[bytes]) -> PackedColumn:
-    return PackedColumn(b"".join(parts), [len(part) for part in parts])
+def _pack(values: Sequence[bytes]) -> PackedColumn:
+    return PackedColumn(b"".join(values), [len(value) for value in values])

@@ -1,4 +1,4 @@
-"""A log in this process's memory: the seed's behaviour, and the reference for every other implementation."""
+"""A log in this process's memory: the reference for every other implementation. Everything runs on the event loop."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from typing import TypeVar
 
 from himalia.errors import HimaliaError, LogUnavailable, TopicNotFound
 from himalia.log.api import Appended, Batch, Chunk, Health, LogStats
-from himalia.log.cache import Run, within
-from himalia.log.clock import LogClock, SystemTime, TimeSource
+from himalia.log.cache import RecordRun, limit_bytes
+from himalia.log.clock import LogClock
 from himalia.log.columnar import ColumnChunk, to_columns
-from himalia.log.dedup import RecentIds
-from himalia.log.producers import ProducerMark, Producers
-from himalia.log.retention_hold import Spared
-from himalia.log.transaction import Group, TopicState, World
-from himalia.log.watch import LocalWatch, Watchers
+from himalia.log.options import LogOptions
+from himalia.log.producers import ProducerState
+from himalia.log.retention_hold import RetentionHold
+from himalia.log.topic_state import TopicState
+from himalia.log.transaction import LogState, Transaction
+from himalia.log.watch import LocalWatch, WatchSet
 from himalia.record import Position, Record, Retention, TopicInfo
 from himalia.topics import check_name
 
@@ -28,39 +29,24 @@ T = TypeVar("T")
 class MemoryLog:
     """A log that ends with the process; see ``himalia.log.api.Log``.
 
-    A topic keeps its last 100 records unless ``retention``, or the topic's own, says otherwise. A server-wide
-    count of 0 means these 100 too: only a topic may ask to grow without limit.
+    A topic keeps its last 100 records unless the settings' ``retention_count``, or the topic's own, says otherwise.
+    A setting of 0 means these 100 too: only a topic may grow without limit.
     """
 
-    def __init__(
-        self,
-        *,
-        retention: Retention | None = None,
-        dedup_window_s: float = 120.0,
-        dedup_ids_max: int = 262_144,
-        retention_interval_s: float = 1.0,
-        retention_wait: float = 1.0,
-        retention_paused: bool = False,
-        topics_max: int = 100_000,
-        producers_max: int = 1_000_000,
-        producer_age_s: float = 30 * 86400.0,
-        clock: TimeSource | None = None,
-    ) -> None:
-        asked = retention or Retention()
-        self._retention = Retention(age_s=asked.age_s, bytes=asked.bytes, count=asked.count or COUNT_DEFAULT)
-        self._retention_interval_s = retention_interval_s
-        self._spared = Spared(retention_wait, is_paused=retention_paused)
-        self._clock = LogClock(clock or SystemTime())
-        # Of each topic, the one that was used longest ago first.
-        self._producers: dict[int, dict[str, ProducerMark]] = {}
-        self._world = World(
-            RecentIds(window_s=dedup_window_s, ids_max=dedup_ids_max),
-            topics_max=topics_max,
-            producers=Producers(count_max=producers_max, age_s=producer_age_s, dedup_window_s=dedup_window_s),
-            find_producer=lambda topic, producer: self._producers.get(topic, {}).get(producer),
+    def __init__(self, options: LogOptions | None = None) -> None:
+        options = options or LogOptions()
+        default = options.settings.retention
+        self._retention = Retention(default.age_s, default.bytes, default.count or COUNT_DEFAULT)
+        self._retention_interval_s = options.retention_interval_s
+        self._hold = RetentionHold(options)
+        self._clock = LogClock(options.clock)
+        # By topic; within a topic, the one that has been unused longest comes first.
+        self._producers: dict[int, dict[str, ProducerState]] = {}
+        self._state = LogState(
+            options.settings, lambda topic, producer: self._producers.get(topic, {}).get(producer)
         )
-        self._runs: dict[int, Run] = {}
-        self._watchers = Watchers()
+        self._runs: dict[int, RecordRun] = {}
+        self._watches = WatchSet()
         self._timer: asyncio.TimerHandle | None = None
         self._is_open = False
         self._commits = self._records = self._duplicates = 0
@@ -71,68 +57,68 @@ class MemoryLog:
 
     async def open(self) -> None:
         self._is_open = True
-        self._keep_retention()
+        self._retention_tick()
 
     async def close(self) -> None:
         self._is_open = False
         if self._timer is not None:
             self._timer.cancel()
-        self._watchers.end()
+        self._watches.end()
 
     def append(self, batch: Batch) -> asyncio.Future[Appended]:
         future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
         try:
             self._check_open()
-            future.set_result(self._commit(lambda group: group.append(batch)))
+            future.set_result(self._commit(lambda transaction: transaction.append(batch)))
         except HimaliaError as error:
             future.set_exception(error)
         return future
 
     async def read(self, topic: str, start: int, *, limit: int, bytes_max: int = 1 << 20) -> Chunk:
-        state = self._state(topic)
-        records = self._runs[state.id].since(max(start, state.first), max(limit, 0))
-        return Chunk(within(records, bytes_max), state.first, state.end, state.epoch)
+        state = self._require_topic(topic)
+        records = self._runs[state.id].read_from(max(start, state.first), max(limit, 0))
+        return Chunk(limit_bytes(records, bytes_max), state.first, state.end, state.epoch)
 
     async def read_columns(
         self, topic: str, start: int, stop: int, *, bytes_max: int = 1 << 20
     ) -> ColumnChunk:
-        start = max(start, self._state(topic).first)
+        start = max(start, self._require_topic(topic).first)
         return to_columns(await self.read(topic, start, limit=stop - start, bytes_max=bytes_max), start)
 
     def recent(self, topic: str, start: int, epoch: str) -> Sequence[Record] | None:
-        state = self._world.topics.get(topic)
+        state = self._state.topics.get(topic)
         if state is None or state.epoch != epoch or start < state.first:
             return None
-        return self._runs[state.id].since(start)
+        return self._runs[state.id].read_from(start)
 
     async def info(self, topic: str) -> TopicInfo:
-        return self._state(topic).info()
+        return self._require_topic(topic).info()
 
     async def offset_at(self, topic: str, ts_us: int) -> int:
-        state = self._state(topic)
+        state = self._require_topic(topic)
         run = self._runs[state.id]
         return state.first + bisect_left(range(len(run)), ts_us, key=lambda index: run.at(index).ts_us)
 
     async def topics(self) -> Sequence[TopicInfo]:
         self._check_open()
-        return [self._world.topics[name].info() for name in sorted(self._world.topics)]
+        return [self._state.topics[name].info() for name in sorted(self._state.topics)]
 
     async def create(
         self, topic: str, retention: Retention | None = None, owner: str | None = None
     ) -> TopicInfo:
         self._check_open()
         check_name(topic)
-        return self._commit(lambda group: group.create(topic, retention, owner))
+        return self._commit(lambda transaction: transaction.create(topic, retention, owner))
 
     async def delete(self, topic: str) -> TopicInfo:
         self._check_open()
-        return self._commit(lambda group: group.delete(topic))
+        return self._commit(lambda transaction: transaction.delete(topic))
 
     def hold_retention(self, unread: Mapping[str, Position]) -> None:
-        self._spared.replace(unread)
+        self._hold.replace(unread)
 
     def watch(self) -> LocalWatch:
-        return self._watchers.add()
+        return self._watches.add()
 
     async def health(self) -> Health:
         self._clock.now()
@@ -147,7 +133,7 @@ class MemoryLog:
         self._check_open()
         self._clock.now()
         warning = self._clock.warning
-        self._follow_clock()
+        self._follow_wall_clock()
         return warning
 
     def stats(self) -> LogStats:
@@ -158,94 +144,93 @@ class MemoryLog:
             failures=0,
             commit_seconds=(),
             disk_bytes=0,
-            waiting_topics=self._spared.waiting_topics,
+            held_topics=self._hold.held_topics,
         )
 
-    async def enforce_retention(self) -> None:
-        """Remove now what retention does not keep, rather than within ``retention_interval_s``."""
-        self._keep_limits()
+    def _require_topic(self, topic: str) -> TopicState:
+        self._check_open()
+        try:
+            return self._state.topics[topic]
+        except KeyError:
+            raise TopicNotFound(topic) from None
 
-    def _keep_limits(self) -> None:
-        self._spared.count()
-        now = self._clock.now()
-        if self._clock.is_over:
-            self._follow_clock()
-        for state in list(self._world.topics.values()):
-            if state.is_pinned(now) and (limit_s := state.retention.with_defaults(self._retention).age_s):
-                self._world.topics[state.name] = state.mark_pinned(now, limit_s) or state
-        for state in list(self._world.topics.values()):
-            self._trim(state)
-        self._forget_producers(now.age_us)
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise LogUnavailable("the log is closed")
 
-    def _follow_clock(self) -> None:
-        shift_us = self._clock.follow()
-        if shift_us is not None:
-            for state in list(self._world.topics.values()):
-                self._world.topics[state.name] = state.end_era(shift_us)
+    # Writing
 
-    def _commit(self, stage: Callable[[Group], T]) -> T:
-        """Decide one operation and make it so."""
-        group = Group(self._world, self._clock.now())
-        result = stage(group)
-        self._world.take_over(group)
-        for staged in group.staged:
-            state = staged.state
-            if staged.deleted:
+    def _commit(self, stage: Callable[[Transaction], T]) -> T:
+        """Run one operation as a transaction of its own."""
+        transaction = Transaction(self._state, self._clock.now())
+        result = stage(transaction)
+        self._state.apply(transaction)
+        for change in transaction.topic_changes:
+            state = change.state
+            if change.deleted:
                 self._runs.pop(state.id, None)
                 self._uncount(self._producers.pop(state.id, {}))
                 continue
-            self._runs.setdefault(state.id, Run()).extend(staged.records)
+            self._runs.setdefault(state.id, RecordRun()).extend(change.records)
             producers = self._producers.setdefault(state.id, {})
-            for producer, mark in staged.marks.items():
+            for producer, last in change.producers.items():
                 producers.pop(producer, None)
-                producers[producer] = mark
-            for producer in staged.claimed:
+                producers[producer] = last
+            for producer in change.claimed:
                 producers.pop(producer, None)
             self._trim(state)
         self._commits += 1
-        self._records += group.records
-        self._duplicates += group.duplicates
-        self._watchers.notify(group.changes)
+        self._records += transaction.records
+        self._duplicates += transaction.duplicates
+        self._watches.notify(transaction.changes)
         return result
 
-    def _forget_producers(self, age_us: int) -> None:
-        limit_us = self._world.producers.age_us
-        if not limit_us or self._clock.is_held:
-            return
-        for producers in self._producers.values():
-            marks = producers.items()
-            old = [name for name, mark in takewhile(lambda item: item[1].age_us <= age_us - limit_us, marks)]
-            for name in old:
-                del producers[name]
-            self._uncount(old)
+    # Retention
 
-    def _uncount(self, forgotten: Iterable[str]) -> None:
-        producers = self._world.producers
-        producers.update(producers.counts_without(forgotten))
+    def _retention_tick(self) -> None:
+        self._enforce_limits()
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._retention_interval_s, self._retention_tick)
+
+    def _enforce_limits(self) -> None:
+        self._hold.drain_held()
+        now = self._clock.now()
+        if self._clock.is_hold_over:
+            self._follow_wall_clock()
+        topics = self._state.topics
+        for state in list(topics.values()):
+            if state.is_pinned(now) and (limit_s := self._limits(state).age_s):
+                topics[state.name] = state.mark_pinned(now, limit_s) or state
+        for state in list(topics.values()):
+            self._trim(state)
+        self._expire_producers(now.age_us)
+
+    def _limits(self, state: TopicState) -> Retention:
+        return state.retention.with_defaults(self._retention)
 
     def _trim(self, state: TopicState) -> None:
-        if self._spared.is_paused:
+        if self._hold.is_paused:
             return
-        limits = state.retention.with_defaults(self._retention)
-        floor = self._spared.floor(state)
-        self._cut(state, limits, state.end if floor is None else floor)
-        if floor is not None and state.first >= floor and self._is_beyond(state, limits):
-            if self._cut(state, self._spared.widened(limits), state.end):
-                self._spared.complain(state.name)
+        limits = self._limits(state)
+        first_unread = self._hold.first_unread(state)
+        self._trim_to(state, limits, state.end if first_unread is None else first_unread)
+        if first_unread is not None and state.first >= first_unread and self._exceeds(state, limits):
+            if self._trim_to(state, self._hold.hard_limits(limits), state.end):
+                self._hold.warn_unread_deleted(state.name)
             else:
-                self._spared.note(state.name)
+                self._hold.mark_held(state.name)
 
-    def _cut(self, state: TopicState, limits: Retention, stop: int) -> bool:
-        """Remove what is beyond these limits, before an offset; says whether anything was."""
+    def _trim_to(self, state: TopicState, limits: Retention, stop: int) -> bool:
+        """Delete what exceeds these limits, before offset ``stop``; return whether there was anything."""
         run = self._runs[state.id]
         before = state.first
-        while state.first < stop and self._is_beyond(state, limits):
+        while state.first < stop and self._exceeds(state, limits):
             state.bytes -= run.oldest.size_bytes
             state.first += 1
             run.drop(1)
         return state.first > before
 
-    def _is_beyond(self, state: TopicState, limits: Retention) -> bool:
+    def _exceeds(self, state: TopicState, limits: Retention) -> bool:
         run = self._runs[state.id]
         age_us = self._clock.last.age_us
         cutoff_us = 0
@@ -257,18 +242,24 @@ class MemoryLog:
             or state.age_us(state.first, run.oldest.ts_us, self._clock.shift_us) < cutoff_us
         )
 
-    def _keep_retention(self) -> None:
-        self._keep_limits()
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self._retention_interval_s, self._keep_retention)
+    def _expire_producers(self, age_us: int) -> None:
+        limit_us = self._state.producers.age_us
+        if not limit_us or self._clock.is_held:
+            return
+        for producers in self._producers.values():
+            items = producers.items()
+            old = [name for name, last in takewhile(lambda item: item[1].age_us <= age_us - limit_us, items)]
+            for name in old:
+                del producers[name]
+            self._uncount(old)
 
-    def _state(self, topic: str) -> TopicState:
-        self._check_open()
-        try:
-            return self._world.topics[topic]
-        except KeyError:
-            raise TopicNotFound(topic) from None
+    def _uncount(self, removed: Iterable[str]) -> None:
+        producers = self._state.producers
+        producers.update(producers.counts_without(removed))
 
-    def _check_open(self) -> None:
-        if not self._is_open:
-            raise LogUnavailable("the log is closed")
+    def _follow_wall_clock(self) -> None:
+        shift_us = self._clock.follow_wall_clock()
+        if shift_us is not None:
+            topics = self._state.topics
+            for state in list(topics.values()):
+                topics[state.name] = state.end_era(shift_us)

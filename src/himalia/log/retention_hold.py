@@ -1,74 +1,75 @@
-"""What retention leaves alone for a while, because somebody who has to read it is behind."""
+"""Unread records that retention leaves alone for a while, because the pipeline has not read them yet."""
 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Mapping
 
-from himalia.log.transaction import TopicState
+from himalia.log.options import LogOptions
+from himalia.log.topic_state import TopicState
 from himalia.record import Position, Retention
+from himalia.throttle import LogThrottle
 
 logger = logging.getLogger("himalia.log")
 
-COMPLAIN_EVERY_S = 60.0
+WARN_EVERY_S = 60.0
 
 
-class Spared:
-    """Which records are unread, and how long that counts. ``unread`` may be replaced from any thread.
+class RetentionHold:
+    """Which records are unread, and up to which size of their topic they are kept.
 
-    ``wait`` is how far beyond its limits a topic may go: 1 is twice as far. While ``is_paused``, nothing is cut.
+    Belongs to the thread that enforces retention. Other threads may call ``replace``, which stores one reference, and
+    read ``held_topics``.
     """
 
-    def __init__(self, wait: float, *, is_paused: bool) -> None:
-        self._factor = 1.0 + max(wait, 0.0)
+    def __init__(self, options: LogOptions) -> None:
+        self._factor = 1.0 + max(options.settings.retention_wait, 0.0)
         self._unread: Mapping[str, Position] = {}
-        self.is_paused = is_paused
-        self.waiting_topics = 0
-        """Topics that were beyond their limits and left alone, when that was last counted."""
-        self._waiting: set[str] = set()
-        self._complained_s = -COMPLAIN_EVERY_S
+        self.is_paused = options.retention_paused
+        """Whether nothing is deleted at all, until the first call of ``replace``."""
+        self.held_topics = 0
+        """Topics that were beyond their limits and left alone, when they were last counted."""
+        self._held: set[str] = set()
+        self._throttle = LogThrottle(WARN_EVERY_S)
 
     def replace(self, unread: Mapping[str, Position]) -> None:
+        """Set the first unread position of each topic. Called from any thread."""
         self._unread = unread
         self.is_paused = False
 
-    def floor(self, state: TopicState) -> int | None:
-        """The first offset of a topic that is unread; None if nobody waits for any of it."""
+    def first_unread(self, state: TopicState) -> int | None:
+        """Return the first unread offset of a topic; None if nothing of it is held."""
         position = self._unread.get(state.name)
         if position is None or position.epoch != state.epoch or position.offset >= state.end:
             return None
         return position.offset
 
-    def widened(self, limits: Retention) -> Retention:
-        """The limits beyond which unread records go too."""
+    def hard_limits(self, limits: Retention) -> Retention:
+        """Return the limits beyond which unread records are deleted too."""
         return limits.scaled(self._factor)
 
-    def note(self, topic: str) -> None:
-        """This topic is beyond its limits and was left alone."""
-        self._waiting.add(topic)
+    def mark_held(self, topic: str) -> None:
+        """Note that this topic is beyond its limits and was left alone."""
+        self._held.add(topic)
 
-    def count(self) -> set[str]:
-        """Those noted since the last count, which are to be looked at again."""
-        waiting, self._waiting = self._waiting, set()
-        if waiting and not self.waiting_topics:
+    def drain_held(self) -> set[str]:
+        """Return the topics marked since the last call, so that they are checked again, and count them."""
+        held, self._held = self._held, set()
+        if held and not self.held_topics:
             logger.warning(
-                "retention waits: %d topics, %r among them, are beyond their limits, but not read yet by the "
-                "pipeline; they may grow to %g times their limits",
-                len(waiting),
-                next(iter(waiting)),
+                "retention is on hold for %d topics (such as %r) until the pipeline has read them; they may grow to "
+                "%g times their limits",
+                len(held),
+                next(iter(held)),
                 self._factor,
             )
-        self.waiting_topics = len(waiting)
-        return waiting
+        self.held_topics = len(held)
+        return held
 
-    def complain(self, topic: str) -> None:
-        """Unread records of this topic go: it has come to its widest limits."""
-        now_s = time.monotonic()
-        if now_s - self._complained_s >= COMPLAIN_EVERY_S:
-            self._complained_s = now_s
+    def warn_unread_deleted(self, topic: str) -> None:
+        """Log, at most once a minute, that unread records of this topic are deleted: it has reached its hard limits."""
+        if self._throttle.allow():
             logger.warning(
-                "records of %r go although the pipeline has not read them: it is too far behind. Run it, or raise "
-                "retention_wait",
+                "deleting unread records of %r: the pipeline is too far behind; run it, or raise retention_wait",
                 topic,
             )

@@ -1,4 +1,4 @@
-"""Watches of a log that lives in this process."""
+"""Watches of a log that lives in this process. Used on the event loop only."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from collections.abc import Iterable, Sequence
 from himalia.log.api import Change, ChangeKind
 
 
-class Watchers:
-    """The open watches of one log. Used on the event loop only."""
+class WatchSet:
+    """The open watches of one log."""
 
     def __init__(self) -> None:
         self._open: set[LocalWatch] = set()
         self._ended = False
 
     def add(self) -> LocalWatch:
+        """Return a new watch; closed already if the log is."""
         watch = LocalWatch(self)
         if self._ended:
             watch.close()
@@ -28,25 +29,25 @@ class Watchers:
             watch._add(changes)
 
     def end(self) -> None:
-        """The log is closed: every watch, also a later one, ends after what it has not told yet."""
+        """Close all watches; the log is closing."""
         self._ended = True
         for watch in list(self._open):
             watch.close()
 
-    def _forget(self, watch: LocalWatch) -> None:
+    def _remove(self, watch: LocalWatch) -> None:
         self._open.discard(watch)
 
 
 class LocalWatch:
-    """See ``himalia.log.api.Watch``. Meant for one reader."""
+    """See ``himalia.log.api.Watch``. For one reader."""
 
-    def __init__(self, watchers: Watchers) -> None:
-        self._watchers = watchers
+    def __init__(self, watches: WatchSet) -> None:
+        self._watches = watches
         self._pending: list[Change] = []
-        # Epochs with an append among the pending changes. An epoch ends with its deletion, so an append can
-        # be folded into an earlier one of its epoch without passing a creation or a deletion.
+        # Epochs with an append among the pending changes. An epoch ends with its deletion, so merging an append into
+        # an earlier one of its epoch never moves it past a creation or a deletion.
         self._appended: set[str] = set()
-        self._stirred = asyncio.Event()
+        self._wakeup = asyncio.Event()
         self._closed = False
 
     def __aiter__(self) -> LocalWatch:
@@ -56,16 +57,16 @@ class LocalWatch:
         while not self._pending:
             if self._closed:
                 raise StopAsyncIteration
-            self._stirred.clear()
-            await self._stirred.wait()
+            self._wakeup.clear()
+            await self._wakeup.wait()
         changes, self._pending = self._pending, []
         self._appended.clear()
         return changes
 
     def close(self) -> None:
         self._closed = True
-        self._watchers._forget(self)
-        self._stirred.set()
+        self._watches._remove(self)
+        self._wakeup.set()
 
     def _add(self, changes: Iterable[Change]) -> None:
         for change in changes:
@@ -74,4 +75,4 @@ class LocalWatch:
                     continue
                 self._appended.add(change.epoch)
             self._pending.append(change)
-        self._stirred.set()
+        self._wakeup.set()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from starlette.types import Scope
 
 from himalia.errors import ShuttingDown, TooManyConnections, TooManyReaders
-from himalia.log import open_log
+from himalia.log import LogOptions, open_log
 from himalia.log.api import Log
 from himalia.pubsub import Outlet, PubSubManager
 from himalia.pubsub.manager import Limits
@@ -85,18 +85,8 @@ class Broker:
         self._heartbeats: asyncio.Task[None] | None = None
 
     def _make_log(self) -> Log:
-        settings = self.settings
-        return open_log(
-            settings.log,
-            retention=Retention(settings.retention_age_s, settings.retention_bytes, settings.retention_count),
-            dedup_window_s=settings.dedup_window_s,
-            retention_wait=settings.retention_wait,
-            retention_paused=True,
-            dedup_ids_max=settings.dedup_ids_max,
-            topics_max=settings.topics_max,
-            producers_max=settings.producers_max,
-            producer_age_s=settings.producer_age_s,
-        )
+        # Paused until the pipeline's positions have been read.
+        return open_log(self.settings.log, LogOptions(self.settings, retention_paused=True))
 
     async def open(self) -> None:
         """Open the log and begin to follow it. Raises what the log raises, in words for people."""

@@ -13,7 +13,8 @@ import pytest
 
 from himalia.client import Client
 from himalia.errors import ConfigurationError, ConnectionFailed
-from himalia.spark.connector.http import Address, Connection
+from himalia.spark.connector.address import ServerAddress
+from himalia.spark.connector.http import ServerConnection
 from himalia.tls import client_context
 from tests.cli.command import assert_sentence, himalia
 from tests.server.raw_clients import Wire
@@ -144,8 +145,10 @@ async def test_clients_present_the_certificate_of_the_environment(presenting: Ru
         await client.publish("orders", 1)
     listed = himalia("topics", "list", "--url", presenting.url, "--token", TOKEN)
     assert listed.returncode == 0 and "orders" in listed.stdout
-    with Connection(Address(presenting.url, TOKEN)) as connection:
-        names = connection.ask("GET", "/topics", lambda found: [topic["name"] for topic in found["topics"]])
+    with ServerConnection(ServerAddress(presenting.url, TOKEN)) as connection:
+        names = connection.request(
+            "GET", "/topics", lambda found: [topic["name"] for topic in found["topics"]]
+        )
         assert names == ["orders"]
 
 
@@ -158,10 +161,10 @@ async def test_without_a_certificate_the_variable_is_named(trusting: RunningServ
             async with client.subscribe("orders"):
                 pass
     with (
-        Connection(Address(trusting.url, TOKEN)) as connection,
+        ServerConnection(ServerAddress(trusting.url, TOKEN)) as connection,
         pytest.raises(ConnectionFailed, match="HIMALIA_CLIENT_CERTFILE"),
     ):
-        connection.ask("GET", "/topics", lambda found: found)
+        connection.request("GET", "/topics", lambda found: found)
     assert_sentence(
         himalia("topics", "list", "--url", trusting.url, "--token", TOKEN), 1, "HIMALIA_CLIENT_CERTFILE"
     )

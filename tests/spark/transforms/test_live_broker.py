@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from himalia.iopub.broker import IopubBroker
 from himalia.iopub.channels import RequestChannels
 from himalia.jupyter.channels import Channel
-from himalia.jupyter.records import headers_of, message_of
+from himalia.jupyter.records import read_headers, to_message
 from himalia.record import Record
 from himalia.spark.transforms.iopub import iopub
 from tests.servers import DEADLINE_S, RunningServer
@@ -75,7 +75,7 @@ def read(server: RunningServer, topic: str) -> list[Record]:
 
 
 def has_died(records: list[Record]) -> bool:
-    return message_of(records[-1]).decoded_content().get("event") == "died"
+    return to_message(records[-1]).decoded_content().get("event") == "died"
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +121,7 @@ def routed(recorded: Recorded) -> tuple[dict[str, Counter[str]], set[str]]:
     for records in recorded.topics.values():
         broker = IopubBroker()
         for record in records:
-            headers, message = headers_of(record), message_of(record)
+            headers, message = read_headers(record), to_message(record)
             event = message.decoded_content().get("event") if headers.channel == "kernel" else None
             if event == "request_queued":
                 sinks[message.parent_id] = Counting()

@@ -1,4 +1,4 @@
-"""Copies of a log file: taken while a server writes to it, and put back."""
+"""Backs up a log file, while a server may write to it, and restores one."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import msgspec
 
 from himalia.errors import ConfigurationError
 from himalia.log.sqlite.database import RENEW_EPOCHS, check, connect, connect_reader
-from himalia.log.sqlite.errors import corrupt, is_full, is_of_the_content, translate, translated
-from himalia.log.sqlite.files import create_private, make_directory, real_path, remove, sync
-from himalia.log.sqlite.lock import FileLock, check_last_name, forget_name, is_owned
+from himalia.log.sqlite.errors import corrupt, is_content_error, is_full, translate, translate_errors
+from himalia.log.sqlite.files import create_private, fsync_path, make_directory, real_path, remove_durably
+from himalia.log.sqlite.lock import LogLock, check_last_name, forget_name, is_in_use
 from himalia.log.sqlite.recovery import check_recovered, recovery_file
 from himalia.topics import AUDIT_TOPIC
 
 Progress = Callable[[int, int], None]
-"""Called now and then with bytes done and bytes in all (an estimate)."""
+"""Called from time to time with the bytes done and the total, which is an estimate."""
 
 _INSTRUCTIONS_PER_REPORT = 100_000
 _PAGES_PER_REPORT = 1024
@@ -33,15 +33,15 @@ class BackupReport(msgspec.Struct, frozen=True):
 
 
 def backup(log_path: Path, target: Path, *, progress: Progress | None = None) -> BackupReport:
-    """Copy the log at ``log_path`` as it is at this moment into the new file ``target``.
+    """Copy the log at ``log_path``, as it is at this moment, into the new file ``target``.
 
-    Needs no lock: a server may go on writing. The copy is complete in one file and checked before it gets its
+    Needs no lock: a server may continue to write. The copy is complete in one file and checked before it gets its
     name, so a file called ``target`` is a good backup. Refuses to overwrite (``ConfigurationError``).
     """
     _must_exist(log_path, "log")
-    if not is_owned(log_path):
+    if not is_in_use(log_path):
         check_recovered(real_path(log_path))
-    with translated(log_path):
+    with translate_errors(log_path):
         check_last_name(real_path(log_path))
     partial = Path(f"{target}.partial")
     with _written_to(target):
@@ -62,48 +62,48 @@ def backup(log_path: Path, target: Path, *, progress: Progress | None = None) ->
 def restore(
     backup_path: Path, log_path: Path, *, force: bool = False, progress: Progress | None = None
 ) -> BackupReport:
-    """Make a log at ``log_path`` out of a backup. The backup stays as it is.
+    """Create a log at ``log_path`` from a backup, which stays unchanged.
 
-    Every topic gets a new epoch: what was stored after the backup is gone, and a reader that resumes has to be
-    told so rather than be given other records under the offsets it knows. Fails with ``LogLocked`` while a
-    server uses the log, and with ``ConfigurationError`` if there is one already, unless ``force``.
+    Every topic gets a new epoch: what was stored after the backup is gone, so a reader that resumes must not get
+    other records under the offsets it knows. Raises ``LogLocked`` while a server uses the log, and
+    ``ConfigurationError`` if there is a log already, unless ``force``.
     """
     _must_exist(backup_path, "backup")
     _verify(backup_path)
     # The file is replaced, not a symbolic link to it.
     asked_path, log_path = log_path, real_path(log_path)
-    with translated(log_path):
+    with translate_errors(log_path):
         make_directory(log_path.parent)
-        lock = FileLock(log_path)
+        lock = LogLock(log_path)
         lock.acquire()
     try:
-        with translated(log_path):
+        with translate_errors(log_path):
             if log_path.exists():
                 lock.acquire_file()
         if not force:
-            _must_not_exist(log_path, "restoring would replace it; use --force if that is meant")
+            _must_not_exist(log_path, "restoring would replace it; use --force to replace it")
         partial = Path(f"{log_path}.partial")
-        with translated(log_path), _partial_file(partial):
-            with translated(log_path):
+        with translate_errors(log_path), _partial_file(partial):
+            with translate_errors(log_path):
                 _copy(backup_path, partial, progress)
                 _renew_epochs(partial)
             report = _verify(partial)
-            with translated(log_path):
-                # Before the new file is there: SQLite would take them for its own and damage it.
+            with translate_errors(log_path):
+                # Before the new file has the name: SQLite would apply these to it and damage it.
                 for suffix in ("-wal", "-shm"):
                     Path(f"{log_path}{suffix}").unlink(missing_ok=True)
                 _put_in_place(partial, log_path)
-                remove(recovery_file(log_path))
+                remove_durably(recovery_file(log_path))
     finally:
         lock.release()
     return msgspec.structs.replace(report, path=asked_path)
 
 
 def _vacuum_into(log_path: Path, partial: Path, progress: Progress | None) -> None:
-    with translated(log_path):
+    with translate_errors(log_path):
         db = connect(log_path)
     with closing(db):
-        with translated(log_path):
+        with translate_errors(log_path):
             check(db, log_path, may_be_new=False)
         if progress is not None:
             total = _used_bytes(db)
@@ -116,7 +116,7 @@ def _vacuum_into(log_path: Path, partial: Path, progress: Progress | None) -> No
         try:
             db.execute("VACUUM INTO ?", (str(partial),))
         except sqlite3.Error as error:
-            if is_of_the_content(error):
+            if is_content_error(error):
                 raise translate(error, log_path) from error
             raise
 
@@ -126,14 +126,14 @@ def _copy(backup_path: Path, partial: Path, progress: Progress | None) -> None:
         if progress is not None:
             progress((total - remaining) * page_bytes, total * page_bytes)
 
-    # Through SQLite rather than byte by byte: the file given may be a plain copy with a write-ahead log beside it.
+    # Through SQLite, not byte by byte: the backup may be a plain copy with a write-ahead log beside it.
     with closing(connect_reader(backup_path)) as source, closing(connect(partial)) as copy:
         (page_bytes,) = source.execute("PRAGMA page_size").fetchone()
         source.backup(copy, pages=_PAGES_PER_REPORT, progress=report)
 
 
 def _mark_closed(path: Path) -> None:
-    """A copy is not in use by the name of the original."""
+    """Remove the name of the original, by which the copy is not in use."""
     with closing(connect(path)) as db:
         forget_name(db)
 
@@ -146,8 +146,8 @@ def _renew_epochs(path: Path) -> None:
 
 
 def _verify(path: Path) -> BackupReport:
-    """Read the whole file and see that it is a sound log."""
-    with translated(path), closing(connect_reader(path)) as db:
+    """Read the whole file and check that it is an intact log."""
+    with translate_errors(path), closing(connect_reader(path)) as db:
         check(db, path, may_be_new=False)
         problems = [text for (text,) in db.execute("PRAGMA integrity_check(1)") if text != "ok"]
         if problems:
@@ -158,7 +158,7 @@ def _verify(path: Path) -> BackupReport:
             SELECT count(*), coalesce(sum(end - first), 0)
             FROM topics JOIN topic_state ON topic_state.topic = topics.id WHERE name IS NOT NULL AND name != ?
             """,
-            # The server's own, which lists do not show either.
+            # The server's own topic, which lists do not show either.
             (AUDIT_TOPIC,),
         ).fetchone()
         return BackupReport(path, path.stat().st_size, topics, records)
@@ -175,7 +175,7 @@ _UNSOUND = """
 
 
 def _check_records(db: sqlite3.Connection, path: Path) -> None:
-    """See that each topic has all its records, of the right size, and that they are JSON."""
+    """Check that each topic has all its records, that their sizes are right, and that they are JSON."""
     for name, count, expected, size, size_expected, wrong, not_json in db.execute(_UNSOUND):
         if (count, size, wrong) != (expected, size_expected, 0):
             raise corrupt(path, f"topic {name!r} does not have the records that it should")
@@ -193,19 +193,19 @@ def _used_bytes(db: sqlite3.Connection) -> int:
 
 @contextmanager
 def _written_to(target: Path) -> Iterator[None]:
-    """Say of errors that they are those of the place where the backup is to be."""
+    """Raise errors as those of the place where the backup is written."""
     try:
         yield
     except (sqlite3.Error, OSError) as error:
         reason = "no space is left there" if is_full(error) else getattr(error, "strerror", None) or error
         raise ConfigurationError(
-            f"the backup cannot be written to {target}: {reason}; name another place for it", path=str(target)
+            f"cannot write the backup to {target}: {reason}; choose another place for it", path=str(target)
         ) from error
 
 
 @contextmanager
 def _partial_file(partial: Path) -> Iterator[None]:
-    """An empty file that only its owner may read, removed at the end if it still has this name."""
+    """Create an empty private file; remove it at the end if it still has this name."""
     partial.unlink(missing_ok=True)
     create_private(partial)
     try:
@@ -216,10 +216,10 @@ def _partial_file(partial: Path) -> Iterator[None]:
 
 
 def _put_in_place(partial: Path, target: Path) -> None:
-    """Rename so that after a crash either nothing has happened or the whole file is there."""
-    sync(partial)
+    """Rename the file atomically and durably."""
+    fsync_path(partial)
     os.replace(partial, target)
-    sync(target.parent)
+    fsync_path(target.parent)
 
 
 def _must_exist(path: Path, what: str) -> None:

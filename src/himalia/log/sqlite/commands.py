@@ -1,4 +1,4 @@
-"""What the event loop asks of the writer's thread, and what the thread tells it."""
+"""What the event loop sends to the writer thread, and what the thread reports back."""
 
 from __future__ import annotations
 
@@ -10,31 +10,34 @@ import msgspec
 
 from himalia.errors import HimaliaError
 from himalia.log.api import Appended, Batch, Change, Health
-from himalia.log.transaction import Group
+from himalia.log.transaction import Transaction
 from himalia.record import Record, Retention, TopicInfo
 
 
-class Job(Protocol):
-    """Something to be stored. May be staged twice: again after the group it was in failed because of another."""
+class WriteCommand(Protocol):
+    """An operation to be stored. May be staged twice: again after another one made its transaction fail.
+
+    ``future`` belongs to the event loop: the writer thread passes it on, and never reads or sets it.
+    """
 
     @property
     def future(self) -> asyncio.Future[Any]: ...
 
-    def stage(self, group: Group) -> Any: ...
+    def stage(self, transaction: Transaction) -> Any: ...
 
 
-class AppendJob:
+class AppendCommand:
     __slots__ = ("batch", "future")
 
     def __init__(self, future: asyncio.Future[Appended], batch: Batch) -> None:
         self.future = future
         self.batch = batch
 
-    def stage(self, group: Group) -> Appended:
-        return group.append(self.batch)
+    def stage(self, transaction: Transaction) -> Appended:
+        return transaction.append(self.batch)
 
 
-class CreateJob:
+class CreateCommand:
     __slots__ = ("future", "owner", "retention", "topic")
 
     def __init__(
@@ -45,32 +48,23 @@ class CreateJob:
         self.retention = retention
         self.owner = owner
 
-    def stage(self, group: Group) -> TopicInfo:
-        return group.create(self.topic, self.retention, self.owner)
+    def stage(self, transaction: Transaction) -> TopicInfo:
+        return transaction.create(self.topic, self.retention, self.owner)
 
 
-class DeleteJob:
+class DeleteCommand:
     __slots__ = ("future", "topic")
 
     def __init__(self, future: asyncio.Future[TopicInfo], topic: str) -> None:
         self.future = future
         self.topic = topic
 
-    def stage(self, group: Group) -> TopicInfo:
-        return group.delete(self.topic)
+    def stage(self, transaction: Transaction) -> TopicInfo:
+        return transaction.delete(self.topic)
 
 
-class SettleJob:
-    """Done when retention and erasing have nothing left to do, or cannot go on."""
-
-    __slots__ = ("future",)
-
-    def __init__(self, future: asyncio.Future[None]) -> None:
-        self.future = future
-
-
-class ConfirmClockJob:
-    """Done when the log goes by the wall clock; answered with what was doubted of that before."""
+class ConfirmClockCommand:
+    """Date records by the wall clock again; the result is the warning that this resolves."""
 
     __slots__ = ("future",)
 
@@ -78,21 +72,24 @@ class ConfirmClockJob:
         self.future = future
 
 
-class StopJob:
-    """The last one: store what came before, then end."""
+class StopCommand:
+    """The last command: store the earlier ones, then end."""
 
     __slots__ = ()
 
 
+Command = WriteCommand | ConfirmClockCommand | StopCommand
+
+
 class Outcome(msgspec.Struct, frozen=True):
-    """What became of a job: a result, or an error."""
+    """The result of a command, or its error."""
 
     future: asyncio.Future[Any]
     result: Any = None
     error: HimaliaError | None = None
 
 
-class NewRecords(msgspec.Struct, frozen=True):
+class CommittedRecords(msgspec.Struct, frozen=True):
     """Records of one topic in one commit."""
 
     epoch: str
@@ -100,15 +97,14 @@ class NewRecords(msgspec.Struct, frozen=True):
     size_bytes: int
 
 
-class News(msgspec.Struct, frozen=True):
-    """Everything the event loop learns from one turn of the writer, to be taken in at one stroke."""
+class WriterReport(msgspec.Struct, frozen=True):
+    """What one iteration of the writer changed; the event loop applies all of it in one callback."""
 
     outcomes: Sequence[Outcome] = ()
     topics: Sequence[TopicInfo] = ()
-    """Topics as they are now."""
-    ended: Sequence[TopicInfo] = ()
-    """Topics that are deleted."""
-    added: Sequence[NewRecords] = ()
+    """The new states of topics that changed."""
+    deleted_topics: Sequence[TopicInfo] = ()
+    added: Sequence[CommittedRecords] = ()
     changes: Sequence[Change] = ()
     health: Health | None = None
     commit_seconds: float | None = None
@@ -116,4 +112,4 @@ class News(msgspec.Struct, frozen=True):
     duplicates: int = 0
     failures: int = 0
     steps: int = 0
-    """Steps of retention and erasing."""
+    """Steps of maintenance."""

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from himalia.errors import ConfigurationError, LogTooNew
 from himalia.log.sqlite.errors import corrupt
-from himalia.log.sqlite.files import length
+from himalia.log.sqlite.files import file_size
 
 APPLICATION_ID = 0x48494D41  # "HIMA"
 
@@ -63,12 +63,12 @@ _V1 = (
         PRIMARY KEY (topic, producer)
     ) WITHOUT ROWID
     """,
-    # Written to and emptied again in order to find out whether a log that failed can store again.
+    # Written to and emptied again, to find out whether a log that failed can store again.
     "CREATE TABLE probe (filler BLOB)",
     f"PRAGMA application_id = {APPLICATION_ID}",
 )
 
-# Ids of records that retention removed while a repeat of them must still be recognised.
+# Ids of records that retention deleted while a repeat of them must still be recognised.
 _V2 = (
     """
     CREATE TABLE trimmed_ids (
@@ -84,8 +84,8 @@ _V2 = (
 # The caller whose topic it is: the one who started the kernel that writes to it.
 _V3 = ("ALTER TABLE topics ADD COLUMN owner TEXT",)
 
-# What the log's clock knew at its last look, and which records were stored before the clock was set: those before
-# ``stop``. From here on the column ts_us of trimmed_ids is an age; see ``himalia.log.clock``.
+# The state of the log's clock, and which records were stored before the clock was set: those before ``stop``.
+# From here on the column ts_us of trimmed_ids is an age; see ``himalia.log.clock``.
 _V4 = (
     """
     CREATE TABLE clock (
@@ -109,14 +109,14 @@ _V4 = (
     """,
 )
 
-# Whose id it is, as the header of its record said.
+# The caller of the id, from the header of its record.
 _V5 = ("ALTER TABLE trimmed_ids ADD COLUMN caller TEXT",)
 
-# How much of ``age_us`` can still be taken back; see ``himalia.log.clock``.
+# How much of ``age_us`` can still be subtracted; see ``himalia.log.clock``.
 _V6 = ("ALTER TABLE clock ADD COLUMN assumed_us INTEGER NOT NULL DEFAULT 0",)
 
 # When a producer's last batch was stored, as an age; see ``himalia.log.clock``. Those of earlier versions count as used
-# now, so that none is forgotten by the upgrade. And how many producers each caller has: before the NUL in their names.
+# now, so that the upgrade forgets none. And the number of producers of each caller: before the NUL in their names.
 _V7 = (
     "ALTER TABLE producers ADD COLUMN age_us INTEGER NOT NULL DEFAULT 0",
     """
@@ -132,7 +132,7 @@ _V7 = (
     """,
 )
 
-# By which name the file is in use; see ``last_name``.
+# The name by which the file is in use; see ``lock.check_last_name``.
 _V8 = ("CREATE TABLE opened (one INTEGER PRIMARY KEY CHECK (one = 1), path BLOB NOT NULL)",)
 
 MIGRATIONS = (_V1, _V2, _V3, _V4, _V5, _V6, _V7, _V8)
@@ -143,7 +143,7 @@ RENEW_EPOCHS = "UPDATE topics SET epoch = lower(hex(randomblob(8)))"
 
 
 def migrate(db: sqlite3.Connection, path: Path) -> None:
-    """Bring the file to the newest version, or refuse it. A new, empty file is given all tables."""
+    """Migrate the file to the newest version, or refuse it. A new, empty file gets all tables."""
     version = check(db, path)
     for number, statements in enumerate(MIGRATIONS[version:], version + 1):
         db.execute("BEGIN IMMEDIATE")
@@ -154,22 +154,22 @@ def migrate(db: sqlite3.Connection, path: Path) -> None:
 
 
 def check_length(path: Path) -> None:
-    """Refuse a file that ends within a page: SQLite would take what is missing for zeros.
+    """Refuse a file that ends within a page: SQLite would read the missing part as zeros.
 
-    Not while this process has the file open: closing a file gives up all of SQLite's locks on it (POSIX), and
+    Not while this process has the file open: closing a file releases all of SQLite's locks on it (POSIX), and
     another process that reads could then take itself for the last and remove the write-ahead log in use.
     """
-    if length(f"{path}-wal"):
-        return  # The file may end anywhere: its last pages are still in there.
+    if file_size(f"{path}-wal"):
+        return  # the file may end anywhere: its last pages are still in the write-ahead log
     with open(path, "rb") as file:
         header = file.read(18)
     page_bytes = int.from_bytes(header[16:18], "big")
-    if header.startswith(b"SQLite format 3\0") and page_bytes > 1 and length(path) % page_bytes:
+    if header.startswith(b"SQLite format 3\0") and page_bytes > 1 and file_size(path) % page_bytes:
         raise corrupt(path, "its end is missing")
 
 
 def check(db: sqlite3.Connection, path: Path, *, may_be_new: bool = True) -> int:
-    """The version of the file, or an error if it is no log or one of a newer Himalia."""
+    """Return the version of the file; raise if it is not a log, or one of a newer Himalia."""
     (version,) = db.execute("PRAGMA user_version").fetchone()
     (application,) = db.execute("PRAGMA application_id").fetchone()
     (tables,) = db.execute("SELECT count(*) FROM sqlite_schema").fetchone()
@@ -192,12 +192,12 @@ CHECKPOINT_PAGES = 4000
 """Pages (16 MiB) in the write-ahead log at which they are moved into the file: often enough to bound it, rarely
 enough that a page written many times is moved once."""
 WAL_BYTES_KEPT = 64 << 20
-"""A write-ahead log that grew beyond this, because a backup was reading, is cut back to it."""
+"""A write-ahead log that grew beyond this, because a backup was reading, is truncated to it."""
 
 
 def prepare_to_write(db: sqlite3.Connection, path: Path) -> None:
-    """Settings of the one connection that writes."""
-    # Both count only for a new file: freed pages can then be given back to the disk in small steps.
+    """Configure the one connection that writes."""
+    # Both apply only to a new file: freed pages can then be returned to the disk in small steps.
     db.execute(f"PRAGMA page_size = {PAGE_BYTES}")
     db.execute("PRAGMA auto_vacuum = INCREMENTAL")
     (mode,) = db.execute("PRAGMA journal_mode = WAL").fetchone()
@@ -206,25 +206,25 @@ def prepare_to_write(db: sqlite3.Connection, path: Path) -> None:
             f"the file system of {path} cannot hold a log: it cannot share memory", path=str(path)
         )
     db.execute("PRAGMA synchronous = FULL")
-    # On macOS the disk keeps what was synced in its cache unless asked in this way; elsewhere it changes nothing.
+    # On macOS the disk keeps synced data in its cache without this; elsewhere it changes nothing.
     db.execute("PRAGMA fullfsync = ON")
     db.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
     db.execute(f"PRAGMA journal_size_limit = {WAL_BYTES_KEPT}")
     db.execute("PRAGMA cache_size = -16384")
-    # What is removed is overwritten with zeros, so that a deleted topic is gone from the file. Measured with 100,000
+    # Deleted rows are overwritten with zeros, so that no deleted topic can be read from the file. Measured with 100,000
     # records of 200 bytes: no more CPU than FAST, which leaves freed pages as they were.
     db.execute("PRAGMA secure_delete = ON")
 
 
 def connect_reader(path: Path) -> sqlite3.Connection:
-    """A connection that cannot write and does not need the lock: also for another process than the owner's."""
+    """Open a connection that cannot write and needs no lock; other processes than the owner may have one."""
     db = connect(path)
     db.execute("PRAGMA query_only = ON")
     return db
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """Without settings. A missing file is an error, never a new and empty log."""
+    """Open a connection without settings. A missing file is an error, never a new and empty log."""
     return sqlite3.connect(
         f"file:{quote(str(path))}?mode=rw",
         uri=True,
@@ -232,6 +232,6 @@ def connect(path: Path) -> sqlite3.Connection:
         isolation_level=None,
         # A connection moves between the threads of a pool, one at a time.
         check_same_thread=False,
-        # The wide statements come in about twenty-five sizes for each of a few tables.
+        # Statements of ``MultiRowInsert`` have about twenty-five sizes for each of a few tables.
         cached_statements=256,
     )

@@ -1,4 +1,4 @@
-"""SQLite's and the operating system's errors in Himalia's own words, saying what to do about them."""
+"""Translates errors of SQLite and of the operating system into Himalia's own, which say what to do about them."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from himalia.errors import (
 )
 
 SHARED_MEMORY_STEP_BYTES = 32 << 10
-"""By so much SQLite extends the file ``-shm``."""
+"""SQLite extends the file ``-shm`` by this much."""
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
 
 
-def is_of_the_file(error: Exception) -> TypeGuard[sqlite3.Error | OSError]:
-    """Whether the file or its disk is at fault, rather than what was to be stored or our own statements."""
+def is_storage_error(error: Exception) -> TypeGuard[sqlite3.Error | OSError]:
+    """Whether the cause is the file or its disk, not the values to be stored or our own statements."""
     # A damaged file is a plain DatabaseError; its other subclasses are about statements and values.
     return isinstance(error, sqlite3.OperationalError | OSError) or type(error) is sqlite3.DatabaseError
 
 
 def translate(error: sqlite3.Error | OSError, path: Path) -> HimaliaError:
-    """What this error of the log file at ``path`` means to Himalia."""
+    """Return Himalia's error for an error of the log file at ``path``."""
     return _from_sqlite(error, path) if isinstance(error, sqlite3.Error) else _from_system(error, path)
 
 
 @contextmanager
-def translated(path: Path) -> Iterator[None]:
-    """Raise what happens to the log file at ``path`` as one of our own errors."""
+def translate_errors(path: Path) -> Iterator[None]:
+    """Raise errors of the log file at ``path`` as Himalia's own."""
     try:
         yield
     except (sqlite3.Error, OSError) as error:
@@ -47,14 +47,14 @@ def translated(path: Path) -> Iterator[None]:
 
 
 def is_full(error: sqlite3.Error | OSError) -> bool:
-    """Whether the error says that a disk is full."""
+    """Whether the disk is full."""
     if isinstance(error, OSError):
         return error.errno in _FULL
     return _kind(error) == sqlite3.SQLITE_FULL
 
 
-def is_of_the_content(error: sqlite3.Error) -> bool:
-    """Whether the error says that what was read is damaged, or held by another program."""
+def is_content_error(error: sqlite3.Error) -> bool:
+    """Whether the file that was read is damaged, or locked by another program."""
     held = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
     return _kind(error) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, *held)
 
@@ -77,16 +77,16 @@ def corrupt(path: Path, detail: str) -> LogCorrupt:
     )
 
 
-def missing(path: Path, topic: str, offset: int) -> LogCorrupt:
-    """Offsets have no holes: one means that the file was damaged."""
+def records_missing(path: Path, topic: str, offset: int) -> LogCorrupt:
+    """Offsets have no gaps: one means that the file was damaged."""
     return corrupt(path, f"records of topic {topic!r} are missing from offset {offset} on")
 
 
-def gone(path: Path) -> LogUnavailable:
+def file_removed(path: Path) -> LogUnavailable:
     return LogUnavailable(f"the log {path} was removed while in use: restart the server", path=str(path))
 
 
-def replaced(path: Path) -> LogUnavailable:
+def file_replaced(path: Path) -> LogUnavailable:
     return LogUnavailable(
         f"the log {path} was replaced by another file while in use: restart the server", path=str(path)
     )
@@ -103,21 +103,21 @@ def _from_sqlite(error: sqlite3.Error, path: Path) -> LogUnavailable:
     if kind in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
         return corrupt(path, str(error))
     if kind in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return LogUnavailable(f"another program holds {path} locked: end it, or wait", path=str(path))
+        return LogUnavailable(f"{path} is locked by another program: stop it, or wait", path=str(path))
     if kind == sqlite3.SQLITE_IOERR and _is_disk_full(path):
-        # SQLite says SQLITE_FULL for its pages only. If it cannot extend the shared memory file it says IOERR_SHMSIZE.
+        # SQLite reports SQLITE_FULL for its pages only, and IOERR_SHMSIZE if it cannot extend the shared memory file.
         return full(path)
     name = getattr(error, "sqlite_errorname", type(error).__name__)
-    return LogUnavailable(f"the log {path} failed: {error} ({name}); look at its disk", path=str(path))
+    return LogUnavailable(f"the log {path} failed: {error} ({name}); check its disk", path=str(path))
 
 
 def _kind(error: sqlite3.Error) -> int:
-    """The low byte is the kind; the rest tells where in SQLite it was found."""
+    """Return the kind of an error: the low byte of its code. The rest says where in SQLite it was found."""
     return int(getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)) & 0xFF
 
 
 def _is_disk_full(path: Path) -> bool:
-    """Whether there is not even room for one more part of the shared memory file."""
+    """Whether there is no room to extend the shared memory file."""
     try:
         disk = os.statvfs(path.parent)
     except OSError:
@@ -127,10 +127,10 @@ def _is_disk_full(path: Path) -> bool:
 
 def _cannot_open(path: Path) -> LogUnavailable:
     if not path.exists():
-        return gone(path)
+        return file_removed(path)
     if not (os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)):
         return read_only(path)
-    return LogUnavailable(f"the log {path} cannot be opened; look at its directory", path=str(path))
+    return LogUnavailable(f"the log {path} cannot be opened; check its directory", path=str(path))
 
 
 def _from_system(error: OSError, path: Path) -> LogUnavailable | ConfigurationError:
@@ -141,5 +141,5 @@ def _from_system(error: OSError, path: Path) -> LogUnavailable | ConfigurationEr
     if error.errno in (errno.EISDIR, errno.ENOTDIR, errno.EEXIST):
         return ConfigurationError(f"{path} cannot be a log: {error.strerror}", path=str(path))
     if error.errno == errno.ENOENT:
-        return gone(path)
+        return file_removed(path)
     return LogUnavailable(f"the log {path} failed: {error}", path=str(path))

@@ -1,4 +1,4 @@
-"""Files and directories: made so that they survive a crash, and seen only by their owner."""
+"""Files and directories that survive a crash and are private to their owner."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from himalia.local_server import make_private
 
 
 def make_directory(path: Path) -> None:
-    """Make a directory, and those above it that are missing."""
+    """Create a directory and its missing parents."""
     missing = [directory for directory in (path, *path.parents) if not directory.exists()]
     make_private(path)
     for directory in missing:
-        sync(directory.parent)
+        fsync_path(directory.parent)
 
 
 def create_private(path: Path) -> None:
-    """Make an empty file, if there is none."""
+    """Create an empty file, if there is none."""
     if not path.exists():
-        # SQLite gives the files that it puts beside this one the same permissions.
+        # SQLite gives the files that it creates beside this one the same permissions.
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
-        sync(path.parent)
+        fsync_path(path.parent)
 
 
 def replace_private(path: Path, content: bytes) -> None:
-    """Have a small file with this content, which survives a crash; nothing has changed if it cannot be written."""
+    """Replace a small file durably; it is unchanged if the new content cannot be written."""
     partial = Path(f"{path}.partial")
     try:
         with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
@@ -36,23 +36,23 @@ def replace_private(path: Path, content: bytes) -> None:
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
-    sync(path.parent)
+    fsync_path(path.parent)
 
 
-def remove(path: Path) -> None:
-    """Have no such file, also after a crash."""
+def remove_durably(path: Path) -> None:
+    """Remove the file durably, if there is one."""
     if path.exists():
         path.unlink()
-        sync(path.parent)
+        fsync_path(path.parent)
 
 
 def real_path(path: Path) -> Path:
-    """Where symbolic links lead: SQLite puts its write-ahead log beside that file."""
+    """Resolve symbolic links: SQLite puts its write-ahead log beside the file that they lead to."""
     return Path(os.path.realpath(path))
 
 
-def sync(path: Path) -> None:
-    """Have what was written to the file, or the names in the directory, survive a crash."""
+def fsync_path(path: Path) -> None:
+    """Flush a file, or the names in a directory, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -60,8 +60,8 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def length(path: str | Path) -> int:
-    """Bytes in the file; 0 if there is none."""
+def file_size(path: str | Path) -> int:
+    """Return the size of a file in bytes; 0 if there is none."""
     try:
         return os.stat(path).st_size
     except FileNotFoundError:

@@ -1,14 +1,14 @@
-"""Locks that give one process a log file, under all its names; the operating system frees them however the owner ends.
+"""Locks that give one process a log file, under all its names; the operating system releases them however it ends.
 
-Two locks, because each covers what the other cannot. ``<path>.lock``, beside the file that symbolic links lead to,
-names the owner and exists before the log does. A lock on the file itself also holds for its hard links and for a file
-that was moved while in use.
+There are two locks, because each covers what the other cannot. ``<path>.lock``, beside the file that symbolic links
+lead to, names the owner and exists before the log does. A lock on the file itself also holds for its hard links and for
+a file that was moved while in use.
 
 The name under which a log is open is kept in the file until it is closed. SQLite puts its write-ahead log beside that
 name, so after a crash a process that opens the file by another name (a hard link, or the place it was moved to without
-its write-ahead log) would not find what was committed last, and the next start by the first name would overwrite what
-was stored meanwhile. A file that was not closed is therefore refused by any other name while that write-ahead log, or
-the note of a first start after the crash, is there.
+its write-ahead log) would not find the last commits, and the next start by the first name would overwrite what was
+stored meanwhile. A file that was not closed is therefore refused under any other name while that write-ahead log, or
+the note of a first start after the crash, exists.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from pathlib import Path
 from himalia.errors import ConfigurationError, LogLocked
 from himalia.file_lock import lock_file, read_owner, unlock_file
 from himalia.log.sqlite.database import connect_reader
-from himalia.log.sqlite.files import length, real_path
+from himalia.log.sqlite.files import file_size, real_path
 from himalia.log.sqlite.recovery import RECOVERING
 
 # A lock of the open file description, not of the process: SQLite opens and closes the same file, and a lock of the
-# process would end with the first of these. One byte far behind those that SQLite locks (at 1 GiB).
+# process would end with the first close. One byte far behind those that SQLite locks (at 1 GiB).
 _LOCK_OWN_DESCRIPTION: int | None = getattr(fcntl, "F_OFD_SETLK", None)
 _LOCK = struct.pack("hhqqi0q", fcntl.F_WRLCK, os.SEEK_SET, 1 << 62, 1, 0)
 _UNLOCK = struct.pack("hhqqi0q", fcntl.F_UNLCK, os.SEEK_SET, 1 << 62, 1, 0)
 _UNSUPPORTED = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK}
 
 Identity = tuple[int, int]
-"""Device and inode: what a file is, under all its names."""
+"""Device and inode: the same under all names of a file."""
 
 
-class FileLock:
-    """The lock on one log. ``acquire`` comes first; ``acquire_file`` as soon as there is a file."""
+class LogLock:
+    """The lock on one log: ``acquire``, then ``acquire_file`` as soon as there is a file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -51,7 +51,7 @@ class FileLock:
         """The file that is locked."""
 
     def acquire(self) -> None:
-        """Own the name or fail with ``LogLocked``, also if this same process owns it already."""
+        """Lock the name, or raise ``LogLocked``, also if this process itself has locked it."""
         named = f"{real_path(self._path)}.lock"
         descriptor = lock_file(named, f"{os.getpid()}\n".encode())
         if descriptor is None:
@@ -61,11 +61,11 @@ class FileLock:
         _held.add(self)
 
     def acquire_file(self) -> None:
-        """Own the file, under all its names, or fail with ``LogLocked``."""
+        """Lock the file, under all its names, or raise ``LogLocked``."""
         with _acquiring:
             found = os.stat(self._path)
             identity = found.st_dev, found.st_ino
-            # Not left to the lock: closing the file again would end all locks that SQLite has on it in this process.
+            # Checked before the lock: closing the file again would end all locks that SQLite has on it in this process.
             if any(lock.identity == identity for lock in _held):
                 raise _in_use(self._path, os.getpid(), by_link=True)
             descriptor = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
@@ -75,12 +75,12 @@ class FileLock:
                 os.close(descriptor)
                 raise
             self._file = descriptor
-            # Of what was locked, which is another file if the name was given to one meanwhile.
+            # The identity of what was locked: another file may have got the name meanwhile.
             locked = os.fstat(descriptor)
             self.identity = locked.st_dev, locked.st_ino
 
     def release(self) -> None:
-        """Give both up. Not while a connection of this process to the file is open."""
+        """Release both locks. Not while this process has a connection to the file."""
         if self._named is None:
             return
         _held.discard(self)
@@ -125,8 +125,8 @@ def _in_use(path: Path, owner: int | None, *, by_link: bool = False) -> LogLocke
     )
 
 
-def is_owned(path: Path) -> bool:
-    """Whether a server uses this log, as far as can be told without taking it."""
+def is_in_use(path: Path) -> bool:
+    """Whether a server uses this log, as far as can be found out without locking it."""
     with _acquiring:
         found = os.stat(path)
         if any(lock.identity == (found.st_dev, found.st_ino) for lock in _held):
@@ -144,8 +144,8 @@ def is_owned(path: Path) -> bool:
 
 
 _acquiring = threading.Lock()
-# A forked child shares the parent's lock until both have closed it, and could keep it after the parent's end.
-_held: weakref.WeakSet[FileLock] = weakref.WeakSet()
+# A forked child shares the parent's lock until both have closed it, and could keep it after the parent has ended.
+_held: weakref.WeakSet[LogLock] = weakref.WeakSet()
 
 
 def _close_in_child() -> None:
@@ -160,10 +160,10 @@ os.register_at_fork(after_in_child=_close_in_child)
 def check_last_name(path: Path) -> None:
     """Refuse a file whose last commits are in a write-ahead log beside another name. ``path`` has no symbolic links.
 
-    Before anything is written to the file, and after ``wal.examine``, which has to come before any connection.
+    Called before anything is written to the file, and after ``wal.examine``, which must come before any connection.
     """
-    if length(f"{path}-wal"):
-        return  # It is in use by this name.
+    if file_size(f"{path}-wal"):
+        return  # it is in use by this name
     with closing(connect_reader(path)) as db:
         other = _read(db)
     if other is None or other == path:
@@ -185,14 +185,14 @@ def _not_closed(other: Path, path: Path, suffix: str, what: str) -> Configuratio
 def _is_beside(other: Path, path: Path, suffix: str) -> bool:
     """Whether a file that belongs to the one at ``path`` is beside another name of it."""
     try:
-        # If another file has that name, this one is a copy, and what is beside it is of the original.
-        return length(f"{other}{suffix}") > 0 and (not other.exists() or os.path.samefile(other, path))
+        # If another file has that name, this one is a copy, and the write-ahead log belongs to the original.
+        return file_size(f"{other}{suffix}") > 0 and (not other.exists() or os.path.samefile(other, path))
     except PermissionError:
-        return False  # It is in a directory of another user: there is no telling.
+        return False  # in a directory of another user: unknown
 
 
 def save_name(db: sqlite3.Connection, path: Path) -> None:
-    """Have the file itself say, from now on, by which name it is in use."""
+    """Store in the file by which name it is in use."""
     if _read(db) == path:
         return
     db.execute("INSERT OR REPLACE INTO opened VALUES (1, ?)", (os.fsencode(path),))
@@ -201,7 +201,7 @@ def save_name(db: sqlite3.Connection, path: Path) -> None:
 
 
 def forget_name(db: sqlite3.Connection) -> None:
-    """The file is about to be complete in itself: it can be opened by any name."""
+    """Remove the stored name: the file is about to be complete in itself, and can be opened by any name."""
     if _has_table(db):
         db.execute("DELETE FROM opened")
 
@@ -212,5 +212,5 @@ def _read(db: sqlite3.Connection) -> Path | None:
 
 
 def _has_table(db: sqlite3.Connection) -> bool:
-    """Not in a file of an earlier version, or of another program."""
+    """Whether the file can store its name: not one of an earlier version, or of another program."""
     return db.execute("SELECT 1 FROM sqlite_schema WHERE name = 'opened'").fetchone() is not None

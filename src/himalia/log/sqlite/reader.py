@@ -17,21 +17,21 @@ from himalia.errors import TopicNotFound
 from himalia.log.api import Chunk
 from himalia.log.columnar import ColumnChunk, PackedColumn, to_columns
 from himalia.log.sqlite.database import connect_reader
-from himalia.log.sqlite.errors import missing, translated
+from himalia.log.sqlite.errors import records_missing, translate_errors
 from himalia.record import Record
 
 T = TypeVar("T")
 
 ROWS_PER_QUERY = 8192
 LENGTH_MIN = 1 << 20
-"""Room for the numbers of so many rows as text."""
+"""Room for the numbers of that many rows as text."""
 
 _STATE = """
     SELECT id, epoch, first, end, bytes FROM topics JOIN topic_state ON topic_state.topic = topics.id WHERE name = ?
 """
 
-# All records in one row, for the reason given in ``wide``: a row at a time was 40 times slower beside a busy event
-# loop, and no quicker than this on an idle one.
+# All records in one row, for the reason given at ``MultiRowInsert``: fetching row by row was 40 times slower beside a
+# busy event loop, and no faster than this on an idle one.
 _RECORDS = """
     SELECT json_group_array(offset), json_group_array(ts_us),
         json_group_array(length(id)), json_group_array(length(headers)), json_group_array(length(payload)),
@@ -61,7 +61,7 @@ _COLUMNS = """
     FROM records WHERE topic = :topic AND offset >= :start AND offset < :stop
 """
 
-# Times never decrease and offsets have no holes, so the offset can be found by halving.
+# Times never decrease and offsets have no gaps, so the offset can be found by bisection.
 _OFFSET_AT = """
     WITH RECURSIVE search (low, high) AS (
         SELECT first, end FROM topic_state WHERE topic = :topic
@@ -77,13 +77,13 @@ _decode_integers = msgspec.json.Decoder(list[int]).decode
 
 
 class Reader:
-    """A small pool of threads, each call with a connection of its own. Used on the event loop."""
+    """A small pool of reading threads. Called on the event loop; each call uses a connection of its own."""
 
     def __init__(self, path: Path, *, threads: int) -> None:
         self._path = path
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="himalia-log-read")
-        # One whole log at a time: SQLite has one lock for all memory it asks for, so that two who read much only wait
-        # for each other, and for the writer. The other threads are for those who want a few records.
+        # One bulk read at a time: SQLite has one lock for all its memory allocations, so two of them would only wait
+        # for each other, and delay the writer. The other threads are for reads of a few records.
         self._bulk = asyncio.Lock()
         self._idle: SimpleQueue[sqlite3.Connection] = SimpleQueue()
 
@@ -98,7 +98,7 @@ class Reader:
         return await self._run(lambda db: _offset_at(db, self._path, topic, ts_us))
 
     def close(self) -> None:
-        """Finish the reads that are under way, then close. Blocks: call it in a thread."""
+        """Finish running reads, then close. Blocks: call it in a thread."""
         self._threads.shutdown(wait=True)
         while True:
             try:
@@ -108,14 +108,14 @@ class Reader:
 
     async def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         def in_thread() -> T:
-            with translated(self._path), self._connection() as db:
+            with translate_errors(self._path), self._connection() as db:
                 return work(db)
 
         return await asyncio.get_running_loop().run_in_executor(self._threads, in_thread)
 
     @contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:
-        """A connection inside one read transaction: everything seen is of one moment."""
+        """Yield a connection inside one read transaction: all its reads see the same state."""
         try:
             db = self._idle.get_nowait()
         except Empty:
@@ -125,7 +125,7 @@ class Reader:
             yield db
             db.execute("COMMIT")
         except BaseException:
-            # It may be in any state; the next call gets a new one.
+            # It may be in any state; the next call opens a new one.
             db.close()
             raise
         self._idle.put(db)
@@ -138,7 +138,7 @@ def _read(db: sqlite3.Connection, path: Path, topic: str, start: int, limit: int
     number, epoch, first, end, size_bytes = found
     start = max(start, first)
     stop = min(end, start + limit)
-    # How many rows to look at in order to fill bytes_max, from the average record and a little more.
+    # How many rows to read to fill bytes_max, estimated from the average record, with a margin.
     guess = bytes_max * (end - first) * 5 // (max(size_bytes, 1) * 4)
     rows_max = min(max(guess, 16), ROWS_PER_QUERY)
     records: list[Record] = []
@@ -157,12 +157,12 @@ def _read(db: sqlite3.Connection, path: Path, topic: str, start: int, limit: int
 def _records(
     db: sqlite3.Connection, path: Path, topic: str, number: int, start: int, stop: int, bytes_max: int
 ) -> list[Record]:
-    """At least one record from ``start`` on, and further ones before ``stop`` that fit into ``bytes_max``."""
+    """Return at least one record from ``start`` on, and further ones before ``stop`` that fit into ``bytes_max``."""
     given = {"topic": number, "start": start, "stop": stop, "bytes_max": bytes_max}
     row = db.execute(_RECORDS, given).fetchone()
     offsets, times, *lengths = (_decode_integers(column) for column in row[:5])
     if not offsets or offsets != list(range(start, start + len(offsets))):
-        raise missing(path, topic, start)
+        raise records_missing(path, topic, start)
     ids, headers, payloads = row[5:]
     records = []
     a = b = c = 0
@@ -185,14 +185,14 @@ def _read_columns(
         raise TopicNotFound(topic)
     number, epoch, first, end, size_bytes = found
     start = max(start, first)
-    # As many as fill bytes_max if they are of average size, as they mostly are.
+    # As many as fill bytes_max if they are of average size, as they usually are.
     guess = bytes_max * (end - first) // max(size_bytes, 1) + 1
     stop = min(stop, end, start + min(guess, ROWS_PER_QUERY))
     row = _joined_rows(db, number, start, stop, 2 * bytes_max) if start < stop else None
     if row is None:
         return to_columns(_read(db, path, topic, start, max(stop - start, 0), bytes_max), start)
     if row[:3] != (stop - start, start, stop - 1):
-        raise missing(path, topic, start)
+        raise records_missing(path, topic, start)
     times, *lengths = (_decode_integers(column) for column in row[3:7])
     ids, headers, payloads = map(PackedColumn, row[7:], lengths)
     return ColumnChunk(start, times, ids, headers, payloads, first, end, epoch)
@@ -201,7 +201,7 @@ def _read_columns(
 def _joined_rows(
     db: sqlite3.Connection, number: int, start: int, stop: int, length_max: int
 ) -> tuple[Any, ...] | None:
-    """The answer to ``_COLUMNS``; None if it would be longer than wanted, which is found out without making it."""
+    """Return the row of ``_COLUMNS``; None if it would be too long, which SQLite finds out without building it."""
     given = {"topic": number, "start": start, "stop": stop}
     usual = db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, max(length_max, LENGTH_MIN))
     try:
@@ -219,5 +219,5 @@ def _offset_at(db: sqlite3.Connection, path: Path, topic: str, ts_us: int) -> in
         raise TopicNotFound(topic)
     offset = db.execute(_OFFSET_AT, {"topic": found[0], "ts_us": ts_us}).fetchone()
     if offset is None:
-        raise missing(path, topic, found[2])
+        raise records_missing(path, topic, found[2])
     return int(offset[0])

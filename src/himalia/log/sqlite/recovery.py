@@ -1,8 +1,8 @@
-"""Opening a log after a crash, so that a loss is told of even if the first start that could tell does not finish.
+"""Opens a log after a crash, so that a loss is reported even if the first start after the crash does not finish.
 
-SQLite recovers at the first connection, and with that the signs of a loss go. So ``log.db.recovering`` lies beside the
-log from before that until there is nothing more to tell: no loss was found, or all topics have new epochs and the file
-was checked. A start that finds one where the signs are gone has to take it for a loss.
+SQLite recovers at the first connection, and that destroys the evidence of a loss. So the file ``log.db.recovering`` is
+written before that, and removed when nothing is left to report: no loss was found, or all topics have new epochs and
+the file was checked. A start that finds this file, but no evidence any more, must assume a loss.
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ from pathlib import Path
 import msgspec
 
 from himalia.log.sqlite.errors import corrupt
-from himalia.log.sqlite.files import remove, replace_private
+from himalia.log.sqlite.files import remove_durably, replace_private
 from himalia.log.sqlite.wal import Loss, examine, find_loss
 
 RECOVERING = ".recovering"
 
 
 class _Note(msgspec.Struct, frozen=True):
-    """What the file says."""
+    """The content of the file."""
 
     generation: str = ""
-    """Of the write-ahead log; empty if its beginning could not be read."""
+    """The generation of the write-ahead log; empty if its beginning could not be read."""
     frames: int | None = None
-    """How many were committed, by the index."""
+    """How many frames were committed, by the index."""
     loss: Loss | None = None
     """Set once it is known."""
 
 
 class Recovery:
-    """One start after what may have been a crash. ``path`` has no symbolic links, and no connection is open."""
+    """One start, possibly after a crash. ``path`` has no symbolic links, and no connection is open."""
 
     def __init__(self, path: Path) -> None:
-        """Look, and remember what was seen before anything else can change it."""
+        """Examine the write-ahead log, and store the evidence before anything can change it."""
         self._file = recovery_file(path)
         self._evidence = examine(path)
         self._earlier = _read(self._file)
@@ -43,8 +43,8 @@ class Recovery:
             self._write()
 
     def find_loss(self, db: sqlite3.Connection) -> None:
-        """Set ``loss``. ``db`` is the first connection, and has written nothing."""
-        db.execute("PRAGMA user_version").fetchone()  # Has SQLite recover.
+        """Set ``loss``. ``db`` is the first connection, and has written nothing yet."""
+        db.execute("PRAGMA user_version").fetchone()  # makes SQLite recover
         self.loss = self._find_loss(db)
         if self.loss is None:
             self.finish()
@@ -52,8 +52,8 @@ class Recovery:
             self._write()
 
     def finish(self) -> None:
-        """There is nothing more to tell."""
-        remove(self._file)
+        """Remove the file: nothing is left to report."""
+        remove_durably(self._file)
 
     def _find_loss(self, db: sqlite3.Connection) -> Loss | None:
         earlier, evidence = self._earlier, self._evidence
@@ -63,7 +63,7 @@ class Recovery:
             return earlier.loss
         if not earlier.generation or evidence.generation != earlier.generation:
             return Loss()
-        # The write-ahead log is as it was, and the index perhaps made anew from what is left of it.
+        # The write-ahead log is unchanged, but its index may have been rebuilt from what is left of it.
         return evidence.with_frames(earlier.frames).loss_in(db)
 
     def _write(self) -> None:
@@ -83,7 +83,7 @@ def check_recovered(path: Path) -> None:
 
 
 def recovery_file(path: Path) -> Path:
-    """The file that says that a start after a crash has not finished."""
+    """Return the path of the file that exists until a start after a crash has finished."""
     return Path(f"{path}{RECOVERING}")
 
 
@@ -93,4 +93,4 @@ def _read(file: Path) -> _Note | None:
     except FileNotFoundError:
         return None
     except msgspec.MsgspecError:
-        return _Note()  # Damaged, or of a later version: there is something to tell, but not what.
+        return _Note()  # damaged, or of a later version: there is something to report, but what is unknown

@@ -1,4 +1,4 @@
-"""The statements of the writer's connection. Nothing here decides anything: ``transaction`` has decided."""
+"""The statements of the write connection, and loading the state. Decides nothing: ``transaction`` does."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 from himalia.log.clock import LogClock, SavedClock
-from himalia.log.dedup import StoredId, scoped
-from himalia.log.producers import ProducerMark
+from himalia.log.dedup import DedupEntry, scoped
+from himalia.log.producers import ProducerState
 from himalia.log.sqlite.database import (
     BUSY_TIMEOUT_S,
     RENEW_EPOCHS,
@@ -26,27 +26,28 @@ from himalia.log.sqlite.database import (
 )
 from himalia.log.sqlite.errors import corrupt
 from himalia.log.sqlite.recovery import Recovery
-from himalia.log.transaction import Era, Group, Staged, TopicState, World
+from himalia.log.topic_state import Era, TopicState
+from himalia.log.transaction import LogState, TopicChange, Transaction
 from himalia.record import Retention
 from himalia.topics import AUDIT_TOPIC, KERNEL_TOPIC_PREFIX
 
-PRODUCERS_REMEMBERED = 65_536
+PRODUCERS_CACHED = 65_536
 PROBE_BYTES = 65_536
 SHRINK_PAGES_MIN = 16_384
-"""Free pages (64 MiB) below which the file is not shrunk: they will be used again."""
+"""Free pages (64 MiB) below which the file is not shrunk: new records use them again."""
 
 VARIABLES_MAX = 32_766
-"""What SQLite allows in a statement, since 3.32 and unless built otherwise."""
+"""Variables that SQLite allows in a statement, since 3.32 and unless built otherwise."""
 ROWS_MAX = 4096
 
-# A statement is prepared once for each of these numbers of rows; rows that are missing to the next number are
-# given as NULLs and left out by the statement.
+# A statement is prepared once for each of these numbers of rows. The rows are padded with NULLs to the next number,
+# and the statement leaves the padding out.
 _SIZES = sorted(
     {size for power in range(13) for size in (1 << power, 3 << power >> 1) if 0 < size <= ROWS_MAX}
 )
 
 
-class WideInsert:
+class MultiRowInsert:
     """Inserts many rows in one statement. ``verb`` may be ``INSERT OR REPLACE``; the first column is never NULL.
 
     ``sqlite3`` releases the GIL around every step of a statement and has to acquire it again afterwards, which takes up
@@ -62,7 +63,7 @@ class WideInsert:
         self._statements: dict[int, str] = {}
 
     def __call__(self, db: sqlite3.Connection, values: Sequence[Any]) -> None:
-        """Insert the rows whose values follow each other in ``values``."""
+        """Insert rows, given as one flat sequence of values."""
         per_statement = self._rows_max * self._columns
         if len(values) <= per_statement:
             self._insert(db, list(values))
@@ -87,39 +88,39 @@ class WideInsert:
         return statement
 
 
-_insert_records = WideInsert("records", 7)
-_insert_topics = WideInsert("topics", 8)
-_save_states = WideInsert("topic_state", 6, verb="INSERT OR REPLACE")
-_insert_eras = WideInsert("eras", 3)
-_save_producers = WideInsert("producers", 7, verb="INSERT OR REPLACE")
-_save_producer_counts = WideInsert("producer_counts", 2, verb="INSERT OR REPLACE")
+_insert_records = MultiRowInsert("records", 7)
+_insert_topics = MultiRowInsert("topics", 8)
+_save_states = MultiRowInsert("topic_state", 6, verb="INSERT OR REPLACE")
+_insert_eras = MultiRowInsert("eras", 3)
+_save_producers = MultiRowInsert("producers", 7, verb="INSERT OR REPLACE")
+_save_producer_counts = MultiRowInsert("producer_counts", 2, verb="INSERT OR REPLACE")
 
 
 class Store:
-    """The write connection. Used by one thread; raises ``sqlite3.Error``."""
+    """The write connection. Used by the writer thread only; raises ``sqlite3.Error``."""
 
     def __init__(self, path: Path, recovery: Recovery | None = None) -> None:
-        """``recovery`` is that of the start; its ``loss`` is then known."""
+        """``recovery`` is given when the log is opened, and then has its ``loss``; not for later connections."""
         self.path = path
         self.db = connect(path)
         try:
             if recovery is not None:
                 recovery.find_loss(self.db)
-            # Before anything is set, and so written: it may be somebody else's file.
+            # Before anything is set, which writes to the file: it may belong to another program.
             check(self.db, path)
             prepare_to_write(self.db, path)
             migrate(self.db, path)
         except BaseException:
             self.db.close()
             raise
-        self._producers: OrderedDict[tuple[int, str], ProducerMark] = OrderedDict()
+        self._producers: OrderedDict[tuple[int, str], ProducerState] = OrderedDict()
 
     def close(self) -> None:
         self.db.close()
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All or nothing. When ``COMMIT`` itself fails, only a new connection can tell which of the two."""
+        """Commit the block, or roll it back. If ``COMMIT`` fails, only a new connection can tell which happened."""
         self.db.execute("BEGIN IMMEDIATE")
         try:
             yield
@@ -133,21 +134,21 @@ class Store:
             try:
                 self.db.execute("ROLLBACK")
             except sqlite3.Error:
-                # SQLite has rolled back by itself, or the connection is beyond use and will be replaced.
+                # SQLite has rolled back by itself, or the connection is unusable and will be replaced.
                 pass
 
-    def write(self, group: Group) -> None:
+    def write(self, transaction: Transaction) -> None:
         with self.transaction():
-            self._write_topics(group.staged)
-            self._write_records(group.staged)
-            self._write_producers(group.staged)
-            self.save_producer_counts(group.producer_counts)
-            self.save_states([staged.state for staged in group.staged])
-        for staged in group.staged:
-            for producer, mark in staged.marks.items():
-                self._remember(staged.state.id, producer, mark)
-            for producer in staged.claimed:
-                self._producers.pop((staged.state.id, producer), None)
+            self._write_topics(transaction.topic_changes)
+            self._write_records(transaction.topic_changes)
+            self._write_producers(transaction.topic_changes)
+            self.save_producer_counts(transaction.producer_counts)
+            self.save_states([change.state for change in transaction.topic_changes])
+        for change in transaction.topic_changes:
+            for producer, last in change.producers.items():
+                self._cache_producer(change.state.id, producer, last)
+            for producer in change.claimed:
+                self._producers.pop((change.state.id, producer), None)
 
     def save_states(self, states: Sequence[TopicState]) -> None:
         values: list[Any] = []
@@ -155,9 +156,9 @@ class Store:
             values += (state.id, state.first, state.end, state.bytes, state.last_ts_us, state.first_ts_us)
         _save_states(self.db, values)
 
-    def find_producer(self, topic: int, producer: str) -> ProducerMark | None:
-        mark = self._producers.get((topic, producer))
-        if mark is None:
+    def find_producer(self, topic: int, producer: str) -> ProducerState | None:
+        last = self._producers.get((topic, producer))
+        if last is None:
             row = self.db.execute(
                 """
                 SELECT sequence, first_offset, count, ts_us, age_us FROM producers
@@ -167,12 +168,12 @@ class Store:
             ).fetchone()
             if row is None:
                 return None
-            mark = ProducerMark(*row)
-            self._remember(topic, producer, mark)
-        return mark
+            last = ProducerState(*row)
+            self._cache_producer(topic, producer, last)
+        return last
 
     def producers_after(self, topic: int, producer: str, limit: int) -> list[tuple[int, str, int]]:
-        """Topics, names and ages of the producers that follow this one in the table."""
+        """Return topics, names and ages of the producers that follow this one in the table."""
         return self.db.execute(
             """
             SELECT topic, producer, age_us FROM producers WHERE (topic, producer) > (?, ?)
@@ -181,7 +182,7 @@ class Store:
             (topic, producer, limit),
         ).fetchall()
 
-    def forget_producers(self, named: Sequence[tuple[int, str]]) -> None:
+    def delete_producers(self, named: Sequence[tuple[int, str]]) -> None:
         """Inside the caller's transaction."""
         self.db.executemany("DELETE FROM producers WHERE topic = ? AND producer = ?", named)
         for topic_and_producer in named:
@@ -197,7 +198,7 @@ class Store:
         _save_producer_counts(self.db, [value for item in counts.items() if item[1] for value in item])
 
     def topics(self) -> list[TopicState]:
-        """All topics; those that are deleted and not erased yet have an empty name."""
+        """Return all topics; those that are deleted and not erased yet have an empty name."""
         rows = self.db.execute(
             """
             SELECT id, coalesce(name, ''), epoch, created_us, retention_age_s, retention_bytes, retention_count,
@@ -226,7 +227,7 @@ class Store:
         )
 
     def save_eras(self, states: Sequence[TopicState]) -> None:
-        """Make the eras of these topics what they are here, inside the caller's transaction."""
+        """Replace the eras of these topics, inside the caller's transaction."""
         for state in states:
             self.db.execute("DELETE FROM eras WHERE topic = ?", (state.id,))
         rows = [
@@ -239,7 +240,7 @@ class Store:
         return int(row[0]) if row else 0
 
     def newest_ids(self, topic: int, limit: int) -> Iterator[tuple[str, int, int, bytes]]:
-        """Ids, offsets, times and headers of a topic's records, the newest first."""
+        """Yield ids, offsets, times and headers of a topic's records, the newest first."""
         rows = self.db.execute(
             "SELECT id, offset, ts_us, headers FROM records WHERE topic = ? ORDER BY offset DESC LIMIT ?",
             (topic, limit),
@@ -247,15 +248,15 @@ class Store:
         for id, offset, ts_us, headers in rows:
             yield id.decode(), offset, ts_us, headers
 
-    def trimmed_ids(self, after_us: int, shift_us: int) -> Iterator[StoredId]:
+    def trimmed_ids(self, after_us: int, shift_us: int) -> Iterator[DedupEntry]:
         rows = self.db.execute(
             "SELECT topic, id, offset, ts_us, caller FROM trimmed_ids WHERE ts_us > ?", (after_us,)
         )
         for topic, id, offset, age_us, caller in rows:
-            yield StoredId(topic, scoped(caller, id.decode()), offset, age_us + shift_us, age_us)
+            yield DedupEntry(topic, scoped(caller, id.decode()), offset, age_us + shift_us, age_us)
 
     def check_whole(self) -> None:
-        """Raise ``LogCorrupt`` unless the file is a sound database. Reads all of it."""
+        """Raise ``LogCorrupt`` unless the file is an intact database. Reads all of it."""
         for (text,) in self.db.execute("PRAGMA quick_check(1)"):
             if text != "ok":
                 raise corrupt(self.path, text)
@@ -265,28 +266,28 @@ class Store:
             self.db.execute(RENEW_EPOCHS)
 
     def shrink(self, pages: int) -> bool:
-        """Give free pages back to the disk if most of the file is free. Returns whether there are more."""
+        """Return free pages to the disk if most of the file is free. Returns whether there may be more."""
         (free,) = self.db.execute("PRAGMA freelist_count").fetchone()
         (total,) = self.db.execute("PRAGMA page_count").fetchone()
         if free < SHRINK_PAGES_MIN or free * 2 < total:
             return False
-        # A script, because it takes all steps of the statement without asking for Python's lock in between.
+        # As a script, which runs all steps of the statement without acquiring the GIL in between.
         self.db.executescript(f"PRAGMA incremental_vacuum({pages})")
         return True
 
     def probe(self) -> None:
-        """Prove that something can be stored, by storing it."""
+        """Write and delete a row, to prove that the log can store."""
         with self.transaction():
             self.db.execute("INSERT INTO probe VALUES (zeroblob(?))", (PROBE_BYTES,))
         with self.transaction():
             self.db.execute("DELETE FROM probe")
 
     def checkpoint(self) -> None:
-        """Move everything into the main file and empty the write-ahead log, as far as readers allow."""
+        """Copy everything into the main file and truncate the write-ahead log, as far as readers allow."""
         self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
-    def empty_wal(self) -> bool:
-        """The same without waiting for readers; returns whether it is empty."""
+    def truncate_wal(self) -> bool:
+        """Do the same as ``checkpoint`` without waiting for readers; return whether the write-ahead log is empty."""
         self.db.execute("PRAGMA busy_timeout = 0")
         try:
             (busy, _frames, _moved) = self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
@@ -294,54 +295,54 @@ class Store:
             self.db.execute(f"PRAGMA busy_timeout = {round(BUSY_TIMEOUT_S * 1000)}")
         return not busy
 
-    def _write_topics(self, all_staged: Sequence[Staged]) -> None:
-        deleted = [s.state.id for s in all_staged if s.deleted and not s.created]
-        # Before the new ones: a name may be freed and taken again in one group.
+    def _write_topics(self, changes: Sequence[TopicChange]) -> None:
+        deleted = [s.state.id for s in changes if s.deleted and not s.created]
+        # Before the new ones: one transaction may delete a topic and create another with the same name.
         for number in deleted:
             self.db.execute("UPDATE topics SET name = NULL WHERE id = ?", (number,))
         values: list[Any] = []
-        for staged in all_staged:
-            if staged.created:
-                state = staged.state
+        for change in changes:
+            if change.created:
+                state = change.state
                 kept = state.retention
-                name = None if staged.deleted else state.name
+                name = None if change.deleted else state.name
                 values += (state.id, name, state.epoch, state.created_us)
                 values += (kept.age_s, kept.bytes, kept.count, state.owner)
         _insert_topics(self.db, values)
 
-    def _write_records(self, all_staged: Sequence[Staged]) -> None:
+    def _write_records(self, changes: Sequence[TopicChange]) -> None:
         values: list[Any] = []
-        for staged in all_staged:
-            number = staged.state.id
-            for r, size in zip(staged.records, staged.sizes, strict=True):
+        for change in changes:
+            number = change.state.id
+            for r, size in zip(change.records, change.sizes, strict=True):
                 # As bytearrays: sqlite3 looks for an adapter for every bytes value, which takes longer than
                 # copying and binding it.
                 id, headers, payload = bytearray(r.id.encode()), bytearray(r.headers), bytearray(r.payload)
                 values += (number, r.offset, r.ts_us, size, id, headers, payload)
         _insert_records(self.db, values)
 
-    def _write_producers(self, all_staged: Sequence[Staged]) -> None:
+    def _write_producers(self, changes: Sequence[TopicChange]) -> None:
         values: list[Any] = []
-        for staged in all_staged:
-            for producer, mark in staged.marks.items():
+        for change in changes:
+            for producer, last in change.producers.items():
                 values += (
-                    staged.state.id,
+                    change.state.id,
                     producer,
-                    mark.sequence,
-                    mark.first_offset,
-                    mark.count,
-                    mark.ts_us,
-                    mark.age_us,
+                    last.sequence,
+                    last.first_offset,
+                    last.count,
+                    last.ts_us,
+                    last.age_us,
                 )
-            for producer in staged.claimed:
-                given = (staged.state.id, producer)
+            for producer in change.claimed:
+                given = (change.state.id, producer)
                 self.db.execute("DELETE FROM producers WHERE topic = ? AND producer = ?", given)
         _save_producers(self.db, values)
 
-    def _remember(self, topic: int, producer: str, mark: ProducerMark) -> None:
-        self._producers[topic, producer] = mark
+    def _cache_producer(self, topic: int, producer: str, last: ProducerState) -> None:
+        self._producers[topic, producer] = last
         self._producers.move_to_end((topic, producer))
-        if len(self._producers) > PRODUCERS_REMEMBERED:
+        if len(self._producers) > PRODUCERS_CACHED:
             self._producers.popitem(last=False)
 
 
@@ -350,57 +351,57 @@ def _state(*row: Any) -> TopicState:
     return TopicState(number, name, epoch, created_us, Retention(age_s, size_bytes, count), *rest)
 
 
-def load_topics(store: Store, world: World) -> list[TopicState]:
-    """Put the topics of the file into the world; returns those that are deleted but not erased yet."""
+def load_topics(store: Store, log_state: LogState) -> list[TopicState]:
+    """Load the topics of the file into the state; return those that are deleted but not erased yet."""
     states = store.topics()
-    world.topics = {state.name: state for state in states if state.name}
-    world.last_topic_id = store.last_topic_id()
-    world.producers.counts = store.producer_counts()
+    log_state.topics = {state.name: state for state in states if state.name}
+    log_state.last_topic_id = store.last_topic_id()
+    log_state.producers.counts = store.producer_counts()
     return [state for state in states if not state.name]
 
 
-def load_ids(store: Store, world: World, clock: LogClock) -> None:
-    """Remember the ids that count, in time that does not depend on the length of the history."""
-    ids = world.ids
-    ids.clear()
-    if not ids.enabled:
+def load_dedup(store: Store, log_state: LogState, clock: LogClock) -> None:
+    """Load the dedup index, in time that does not depend on the length of the history."""
+    dedup = log_state.dedup
+    dedup.clear()
+    if not dedup.is_enabled:
         return
     age_us, shift_us = clock.now().age_us, clock.shift_us
-    cutoff_us = age_us - ids.window_us
-    known = {state.id for state in world.topics.values()}
-    found = [stored for stored in store.trimmed_ids(cutoff_us, shift_us) if stored.topic in known]
-    for state in world.topics.values():
+    cutoff_us = age_us - dedup.window_us
+    known = {state.id for state in log_state.topics.values()}
+    entries = [entry for entry in store.trimmed_ids(cutoff_us, shift_us) if entry.topic in known]
+    for state in log_state.topics.values():
         if state.age_us(state.end - 1, state.last_ts_us, shift_us) <= cutoff_us:
             continue
         is_own = state.name == AUDIT_TOPIC or state.name.startswith(KERNEL_TOPIC_PREFIX)
-        for id, offset, ts_us, headers in store.newest_ids(state.id, ids.ids_max):
-            # Not later than now: the times of a topic that was dated wrongly say nothing.
+        for id, offset, ts_us, headers in store.newest_ids(state.id, dedup.ids_max):
+            # At most now: the times of a topic with wrong dates are meaningless.
             stored_us = min(state.age_us(offset, ts_us, shift_us), age_us)
             if stored_us <= cutoff_us:
                 break
             key = id if is_own else scoped(_caller(headers), id)
-            found.append(StoredId(state.id, key, offset, ts_us, stored_us))
-        if len(found) > 2 * ids.ids_max:
-            found = _newest(found, ids.ids_max)
-            cutoff_us = max(cutoff_us, found[0].age_us - 1)
-    ids.remember(_newest(found, ids.ids_max), age_us)
+            entries.append(DedupEntry(state.id, key, offset, ts_us, stored_us))
+        if len(entries) > 2 * dedup.ids_max:
+            entries = _newest(entries, dedup.ids_max)
+            cutoff_us = max(cutoff_us, entries[0].age_us - 1)
+    dedup.add(_newest(entries, dedup.ids_max), age_us)
 
 
-class _Stamp(msgspec.Struct):
+class _CallerHeader(msgspec.Struct):
     caller: str | None = None
 
 
-_decode_stamp = msgspec.json.Decoder(_Stamp).decode
+_decode_caller = msgspec.json.Decoder(_CallerHeader).decode
 
 
 def _caller(headers: bytes) -> str | None:
-    """Who published a record, as the server has stamped it; None for one of an earlier version."""
+    """Return the caller of a record, from the header that the server wrote; None for one of an earlier version."""
     try:
-        return _decode_stamp(headers).caller
+        return _decode_caller(headers).caller
     except msgspec.MsgspecError:
         return None
 
 
-def _newest(found: list[StoredId], count: int) -> list[StoredId]:
-    """The newest of these, the oldest of them first."""
-    return sorted(found, key=lambda stored: (stored.age_us, stored.topic, stored.offset))[-count:]
+def _newest(entries: list[DedupEntry], count: int) -> list[DedupEntry]:
+    """Return the newest of these entries, the oldest of them first."""
+    return sorted(entries, key=lambda entry: (entry.age_us, entry.topic, entry.offset))[-count:]

@@ -1,7 +1,7 @@
-"""Statements that delete old rows in small steps, between two groups of appends.
+"""Statements that delete old rows in small steps, between two transactions of appends.
 
-Records are trimmed from the front of several topics at once; producers that were not used for long are deleted once an
-hour.
+Records are trimmed from the front of several topics at once; producers that have been unused for long are deleted
+once an hour.
 """
 
 from __future__ import annotations
@@ -19,54 +19,54 @@ STEP_BYTES = 4 << 20
 NEVER_US = (1 << 63) - 1
 
 
-class Cut(msgspec.Struct, frozen=True, array_like=True):
-    """What of a topic goes: the records before ``stop`` that meet one of the three conditions.
+class TrimRange(msgspec.Struct, frozen=True, array_like=True):
+    """What to delete of a topic: the records before ``stop`` that meet one of the three conditions.
 
-    The conditions hold for a record only if they hold for all before it, so that a cut leaves no hole.
+    The conditions hold for a record only if they hold for all before it, so that a trim leaves no gap.
     """
 
     topic: int
     first: int
     stop: int
-    """Look no further than this."""
+    """The step looks at no record from here on."""
     keep_from: int
-    """Records before this offset go."""
+    """Delete records before this offset."""
     keep_since_us: int
-    """Records older than this go."""
+    """Delete records dated before this."""
     excess_bytes: int
-    """The oldest records go until they make up this many bytes; but never the newest one of all."""
+    """Delete the oldest records until they make up this many bytes, but never ``last``."""
     last: int
-    """The offset of that one."""
-    remember_since_us: int = NEVER_US
-    """Of records that are not older, a repeat of their ids must still be recognised."""
+    """The offset of the topic's newest record."""
+    keep_ids_since_us: int = NEVER_US
+    """Ids of records dated from here on are kept: a repeat of them must still be recognised."""
     shift_us: int = 0
     """By how much these records are dated later than their ages say."""
 
 
-class Removed(msgspec.Struct, frozen=True, array_like=True):
+class TrimResult(msgspec.Struct, frozen=True, array_like=True):
     topic: int
     first: int
-    """The first offset that is kept."""
+    """The first offset that was kept."""
     count: int
     bytes: int
 
 
-# ``before`` is what goes before the record, in bytes: a step ends at STEP_BYTES, but removes at least one record.
+# ``before`` is the bytes before the record: a step ends at STEP_BYTES, but deletes at least one record.
 _MEASURE = """
-    WITH cuts AS (
+    WITH ranges AS (
         SELECT json_extract(value, '$[0]') AS topic, json_extract(value, '$[1]') AS first,
             json_extract(value, '$[2]') AS stop, json_extract(value, '$[3]') AS keep_from,
             json_extract(value, '$[4]') AS keep_since_us, json_extract(value, '$[5]') AS excess_bytes,
             json_extract(value, '$[6]') AS last
-        FROM json_each(:cuts)
-    ), looked_at AS (
-        SELECT cuts.*, offset, size, ts_us,
+        FROM json_each(:ranges)
+    ), examined AS (
+        SELECT ranges.*, offset, size, ts_us,
             sum(size) OVER (PARTITION BY records.topic ORDER BY offset) - size AS before
-        FROM cuts CROSS JOIN records
-        ON records.topic = cuts.topic AND offset >= cuts.first AND offset < cuts.stop
+        FROM ranges CROSS JOIN records
+        ON records.topic = ranges.topic AND offset >= ranges.first AND offset < ranges.stop
     )
     SELECT json_group_array(json_array(topic, first + count, count, bytes)) FROM (
-        SELECT topic, first, count(*) AS count, sum(size) AS bytes FROM looked_at
+        SELECT topic, first, count(*) AS count, sum(size) AS bytes FROM examined
         WHERE before < :step_bytes AND (
             offset < keep_from OR ts_us < keep_since_us OR (before < excess_bytes AND offset < last)
         )
@@ -76,56 +76,56 @@ _MEASURE = """
 
 _RANGES = """
     SELECT json_extract(value, '$[0]') AS topic, json_extract(value, '$[1]') AS first,
-        json_extract(value, '$[2]') AS stop, json_extract(value, '$[3]') AS remember_since_us,
+        json_extract(value, '$[2]') AS stop, json_extract(value, '$[3]') AS keep_ids_since_us,
         json_extract(value, '$[4]') AS shift_us
     FROM json_each(:ranges)
 """
 
-_REMEMBER = f"""
+_KEEP_IDS = f"""
     INSERT OR REPLACE INTO trimmed_ids
     SELECT ts_us - shift_us, records.topic, offset, id,
         CASE WHEN json_valid(CAST(headers AS TEXT)) THEN json_extract(CAST(headers AS TEXT), '$.caller') END
-    FROM ({_RANGES}) AS cut CROSS JOIN records
-    ON records.topic = cut.topic AND offset >= cut.first AND offset < cut.stop
-    WHERE ts_us >= cut.remember_since_us
+    FROM ({_RANGES}) AS trim_range CROSS JOIN records
+    ON records.topic = trim_range.topic AND offset >= trim_range.first AND offset < trim_range.stop
+    WHERE ts_us >= trim_range.keep_ids_since_us
 """
 
-_REMOVE = f"""
+_DELETE = f"""
     DELETE FROM records WHERE (topic, offset) IN (
-        SELECT records.topic, offset FROM ({_RANGES}) AS cut CROSS JOIN records
-        ON records.topic = cut.topic AND offset >= cut.first AND offset < cut.stop
+        SELECT records.topic, offset FROM ({_RANGES}) AS trim_range CROSS JOIN records
+        ON records.topic = trim_range.topic AND offset >= trim_range.first AND offset < trim_range.stop
     )
 """
 
 _FIRST_TIMES = f"""
-    SELECT json_group_array(json_array(records.topic, ts_us)) FROM ({_RANGES}) AS cut CROSS JOIN records
-    ON records.topic = cut.topic AND offset = cut.stop
+    SELECT json_group_array(json_array(records.topic, ts_us)) FROM ({_RANGES}) AS trim_range CROSS JOIN records
+    ON records.topic = trim_range.topic AND offset = trim_range.stop
 """
 
-_decode_removed = msgspec.json.Decoder(list[Removed]).decode
+_decode_results = msgspec.json.Decoder(list[TrimResult]).decode
 _decode_pairs = msgspec.json.Decoder(list[tuple[int, int]]).decode
 
 
-def cut(db: sqlite3.Connection, cuts: Sequence[Cut]) -> dict[int, Removed]:
-    """Remove records, inside the caller's transaction. Returns what went, by topic; the caller saves that."""
-    given = {"cuts": _json(cuts), "step_bytes": STEP_BYTES}
-    removed = _decode_removed(db.execute(_MEASURE, given).fetchone()[0])
-    remember = {cut.topic: (cut.remember_since_us, cut.shift_us) for cut in cuts}
-    ranges = _json([(r.topic, r.first - r.count, r.first, *remember[r.topic]) for r in removed])
-    if any(since_us < NEVER_US for since_us, _ in remember.values()):
-        db.execute(_REMEMBER, {"ranges": ranges})
-    db.execute(_REMOVE, {"ranges": ranges})
-    return {r.topic: r for r in removed}
+def trim(db: sqlite3.Connection, ranges: Sequence[TrimRange]) -> dict[int, TrimResult]:
+    """Delete records, inside the caller's transaction; return the results by topic, for the caller to save."""
+    given = {"ranges": _json(ranges), "step_bytes": STEP_BYTES}
+    results = _decode_results(db.execute(_MEASURE, given).fetchone()[0])
+    ids_since = {planned.topic: (planned.keep_ids_since_us, planned.shift_us) for planned in ranges}
+    trimmed = _json([(r.topic, r.first - r.count, r.first, *ids_since[r.topic]) for r in results])
+    if any(since_us < NEVER_US for since_us, _ in ids_since.values()):
+        db.execute(_KEEP_IDS, {"ranges": trimmed})
+    db.execute(_DELETE, {"ranges": trimmed})
+    return {r.topic: r for r in results}
 
 
-def first_times(db: sqlite3.Connection, removed: Iterable[Removed]) -> dict[int, int]:
-    """The time of the first record that is kept, by topic, for those that still have one."""
-    ranges = _json([(r.topic, 0, r.first) for r in removed])
+def first_times(db: sqlite3.Connection, results: Iterable[TrimResult]) -> dict[int, int]:
+    """Return the time of the first record that was kept, by topic, for those that still have one."""
+    ranges = _json([(r.topic, 0, r.first) for r in results])
     return dict(_decode_pairs(db.execute(_FIRST_TIMES, {"ranges": ranges}).fetchone()[0]))
 
 
-def forget_ids(db: sqlite3.Connection, before_us: int, limit: int) -> int | None:
-    """Drop ids kept aside that no longer count, and return the age of the oldest that is left, if any."""
+def expire_trimmed_ids(db: sqlite3.Connection, before_us: int, limit: int) -> int | None:
+    """Delete ids of trimmed records that have expired; return the age of the oldest that is left, if any."""
     db.execute(
         """
         DELETE FROM trimmed_ids WHERE (ts_us, topic, offset) IN (
@@ -137,9 +137,9 @@ def forget_ids(db: sqlite3.Connection, before_us: int, limit: int) -> int | None
     return oldest_id_us(db)
 
 
-def take_back_ids(db: sqlite3.Connection, taken_us: int, age_us: int) -> None:
-    """Ages were taken back: have ids kept aside that would be newer than now count from when they were stored."""
-    db.execute("UPDATE trimmed_ids SET ts_us = ts_us - ? WHERE ts_us > ?", (taken_us, age_us))
+def rewind_trimmed_ids(db: sqlite3.Connection, by_us: int, age_us: int) -> None:
+    """Reduce the ages of ids of trimmed records that would be newer than now, after ages were reduced by ``by_us``."""
+    db.execute("UPDATE trimmed_ids SET ts_us = ts_us - ? WHERE ts_us > ?", (by_us, age_us))
 
 
 def oldest_id_us(db: sqlite3.Connection) -> int | None:
@@ -148,7 +148,7 @@ def oldest_id_us(db: sqlite3.Connection) -> int | None:
 
 
 def erase_producers(db: sqlite3.Connection, topic: int, limit: int) -> list[str]:
-    """Remove so many producers of a deleted topic; returns which. Fewer than the limit were the last."""
+    """Delete up to ``limit`` producers of a deleted topic; return their names. Fewer than the limit were the last."""
     rows = db.execute(
         "SELECT producer FROM producers WHERE topic = ? ORDER BY producer LIMIT ?", (topic, limit)
     ).fetchall()
@@ -158,8 +158,8 @@ def erase_producers(db: sqlite3.Connection, topic: int, limit: int) -> list[str]
     return names
 
 
-def erase_rest(db: sqlite3.Connection, topic: int) -> None:
-    """Remove what a deleted topic without records and producers leaves behind."""
+def erase_topic_rows(db: sqlite3.Connection, topic: int) -> None:
+    """Delete the rows of a deleted topic that has no records and producers left."""
     db.execute("DELETE FROM trimmed_ids WHERE topic = ?", (topic,))
     db.execute("DELETE FROM eras WHERE topic = ?", (topic,))
     db.execute("DELETE FROM topic_state WHERE topic = ?", (topic,))
@@ -177,7 +177,7 @@ START = (0, "")
 
 
 class ProducerSweep:
-    """One pass over all producers at a time, in the order of the table. Belongs to the writer's thread.
+    """Deletes producers that have been unused for too long, in one pass over the table per hour. Writer thread.
 
     The table has no index by age: the index would be written with every batch, while a pass reads a million rows
     in a second or two, spread over steps.
@@ -187,7 +187,7 @@ class ProducerSweep:
         self._producers = producers
         self._clock = clock
         self._began_us = -SWEEP_EVERY_US
-        # The last row that this pass has looked at; None while there is no pass.
+        # The last row that this pass has read; None between passes.
         self._after: tuple[int, str] | None = None
 
     @property
@@ -195,7 +195,7 @@ class ProducerSweep:
         return self._after is not None and not self._clock.is_held
 
     def tick(self) -> None:
-        """Begin a pass if the last one began an hour ago, or later than now: ages can be taken back."""
+        """Begin a pass if the last one began an hour ago, or later than now: ages can be reduced."""
         now_us = self._clock.last.age_us
         is_recent = self._began_us <= now_us < self._began_us + SWEEP_EVERY_US
         if self._producers.age_us and self._after is None and not is_recent:
@@ -203,7 +203,7 @@ class ProducerSweep:
             self._began_us = now_us
 
     def step(self, store: Store) -> None:
-        """Look at the next rows, and forget those that are too old."""
+        """Read the next rows, and delete those that are too old."""
         assert self._after is not None
         cutoff_us = self._clock.last.age_us - self._producers.age_us
         rows = store.producers_after(*self._after, ROWS_PER_STEP)
@@ -211,7 +211,7 @@ class ProducerSweep:
         if expired:
             counts = self._producers.counts_without(producer for _, producer in expired)
             with store.transaction():
-                store.forget_producers(expired)
+                store.delete_producers(expired)
                 store.save_producer_counts(counts)
             self._producers.update(counts)
         self._after = rows[-1][:2] if len(rows) == ROWS_PER_STEP else None

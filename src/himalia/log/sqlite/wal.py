@@ -1,11 +1,12 @@
-"""Looking at a write-ahead log that a crash left behind, before SQLite does.
+"""Examines a write-ahead log that a crash left behind, before SQLite recovers it.
 
-SQLite takes what follows a damaged frame for the torn end of the last commit and drops it without a word. Whether it
-was acknowledged can be told: the index beside the write-ahead log (``-shm``) has the number of frames that were
-committed, and survives the process. Where that is missing, frames of at least two more commits of the same generation
-behind the damage tell: all but the last were synced before they were acknowledged.
+SQLite takes what follows a damaged frame for the torn end of the last commit and drops it silently. Whether it was
+acknowledged can be found out: the index beside the write-ahead log (``-shm``) has the number of frames that were
+committed, and survives the process. If the index is missing, frames of at least two more commits of the same generation
+behind the damage prove a loss: all but the last were synced before they were acknowledged.
 
-Only while no connection is open: see ``schema.check_length``. The formats are those of https://sqlite.org/walformat.html.
+Only while no connection is open: see ``database.check_length``. The formats are those of
+https://sqlite.org/walformat.html.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ _MASK = 0xFFFFFFFF
 
 
 class Loss(msgspec.Struct, frozen=True):
-    """Committed frames that SQLite will not find: those after ``kept``, of ``committed`` at least; 0 if not known."""
+    """Committed frames that SQLite will not find: ``kept`` + 1 to ``committed``, at least; 0 if unknown."""
 
     kept: int = 0
     committed: int = 0
 
 
 class _Index(msgspec.Struct, frozen=True):
-    """What the ``-shm`` file knows."""
+    """The content of the ``-shm`` file."""
 
     frames: int
     salts: bytes
@@ -43,13 +44,13 @@ class _Index(msgspec.Struct, frozen=True):
 
 
 class Evidence(msgspec.Struct, frozen=True):
-    """What a write-ahead log and its index say before SQLite opens them."""
+    """The state of a write-ahead log and its index before SQLite opens them."""
 
     wal: Path
     index: _Index | None
     header: _Header | None
     commits: list[int]
-    """The numbers of the frames that end a commit, whole or not."""
+    """The numbers of the frames that end a commit, intact or not."""
 
     @property
     def has_commits(self) -> bool:
@@ -58,26 +59,26 @@ class Evidence(msgspec.Struct, frozen=True):
 
     @property
     def generation(self) -> str:
-        """Which write-ahead log it is; empty if there is none, or its beginning is damaged."""
+        """Identifies the write-ahead log; empty if there is none, or its beginning is damaged."""
         return "" if self.header is None else self.header.salts.hex()
 
     @property
     def frames(self) -> int | None:
-        """How many the index of this write-ahead log says were committed."""
+        """How many frames were committed, by the index of this write-ahead log."""
         if self.header is None or self.index is None or self.index.salts != self.header.salts:
             return None
         return self.index.frames
 
     def with_frames(self, frames: int | None) -> Evidence:
-        """The same with what the index has said before it was made anew."""
+        """Return the same evidence with the number of frames from before the index was rebuilt."""
         assert self.header is not None
         index = None if frames is None else _Index(frames, self.header.salts, 0)
         return msgspec.structs.replace(self, index=index)
 
     def loss_in(self, db: sqlite3.Connection) -> Loss | None:
-        """What was committed and is not there any more. ``db`` is the first connection since, and has written nothing.
+        """Return what was committed and is missing. ``db`` is the first connection since, and has written nothing.
 
-        It has read the frames already, and knows how many are whole; to find that out here takes far longer.
+        It has read the frames already, and knows how many are intact; to find that out here takes far longer.
         """
         if self.header is None:
             return self._loss(0)
@@ -85,11 +86,11 @@ class Evidence(msgspec.Struct, frozen=True):
         return self._loss(self.header.last_commit(self.wal) if kept is None else kept)
 
     def loss(self) -> Loss | None:
-        """The same from the files alone, which stay as they are."""
+        """Do the same as ``loss_in`` from the files alone, which stay unchanged."""
         return self._loss(0 if self.header is None else self.header.last_commit(self.wal))
 
     def _loss(self, kept: int) -> Loss | None:
-        """If the first ``kept`` frames are whole."""
+        """Return the loss if the first ``kept`` frames are intact."""
         index = self.index
         if self.header is None:
             if index is not None and index.frames > index.moved:
@@ -102,7 +103,7 @@ class Evidence(msgspec.Struct, frozen=True):
 
 
 def examine(path: Path) -> Evidence:
-    """Look at what a crash left beside the log at ``path``. Reads only the heads of frames."""
+    """Return the evidence that a crash left beside the log at ``path``. Reads only the headers of frames."""
     wal = Path(f"{path}-wal")
     index = _read_index(Path(f"{path}-shm"))
     try:
@@ -115,12 +116,12 @@ def examine(path: Path) -> Evidence:
 
 
 def find_loss(path: Path) -> Loss | None:
-    """What was committed to the log at ``path`` and is not there any more, as far as can be told from its files."""
+    """Return what was committed to the log at ``path`` and is missing, as far as its files show."""
     return examine(path).loss()
 
 
 def _recovered_frames(db: sqlite3.Connection) -> int | None:
-    """How many frames SQLite found to be whole, which this also moves into the main file; None if that has no room."""
+    """Checkpoint, and return how many intact frames SQLite found; None if the disk is too full for that."""
     try:
         _busy, frames, _moved = db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
     except sqlite3.OperationalError:
@@ -129,7 +130,7 @@ def _recovered_frames(db: sqlite3.Connection) -> int | None:
 
 
 def _guessed_header(descriptor: int) -> _Header:
-    """In place of a damaged beginning: so much as is needed to see whether there are commits behind it."""
+    """Return a substitute for a damaged header, with what is needed to find commits behind it."""
     page_bytes = int.from_bytes(os.pread(descriptor, 4, 8), "big")
     if page_bytes < 512 or page_bytes > 65_536:
         page_bytes = 4096
@@ -154,7 +155,7 @@ class _Header(msgspec.Struct, frozen=True):
         return cls(page_bytes, salts, is_big, sums)
 
     def last_commit(self, path: Path) -> int:
-        """The number of frames up to the end of the last commit that is whole. Reads all of the file."""
+        """Return the number of frames up to the end of the last intact commit. Reads the whole file."""
         frame_bytes = _FRAME.size + self.page_bytes
         first, second = self.sums
         committed = number = 0
@@ -174,7 +175,7 @@ class _Header(msgspec.Struct, frozen=True):
         return committed
 
     def commits(self, descriptor: int) -> list[int]:
-        """The numbers of the frames of this generation that end a commit."""
+        """Return the numbers of the frames of this generation that end a commit."""
         frame_bytes = _FRAME.size + self.page_bytes
         frames = (os.fstat(descriptor).st_size - _HEADER.size) // frame_bytes
         found = []

@@ -1,547 +1,304 @@
-"""The one thread that writes: it groups what is waiting into one transaction and tells the loop at one stroke.
+"""The writer thread: groups queued commands into one transaction and reports each commit in one callback.
 
-While one group is being synced the next gathers in the queue, so the cost of a commit is shared by more batches
-the higher the load. Offsets and times are assigned here, from the thread's own state, which moves on only after
+While one transaction is being synced the next commands gather in the queue, so the cost of a commit is shared by more
+batches the higher the load. Offsets and times are assigned here, from the thread's own state, which advances only after
 the commit.
 """
 
 from __future__ import annotations
 
-import errno
 import logging
-import os
 import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from queue import Empty, SimpleQueue
-
-import msgspec
 
 from himalia.errors import HimaliaError, InternalError, LogUnavailable, MessageTooLarge
 from himalia.log.api import Health
-from himalia.log.clock import LogClock, TimeSource
-from himalia.log.dedup import RecentIds
-from himalia.log.producers import ProducerMark, Producers
-from himalia.log.retention_hold import Spared
-from himalia.log.sqlite.commands import ConfirmClockJob, Job, NewRecords, News, Outcome, SettleJob, StopJob
-from himalia.log.sqlite.database import check_length
-from himalia.log.sqlite.errors import is_of_the_file, replaced, translate, translated
-from himalia.log.sqlite.files import create_private, make_directory, real_path
-from himalia.log.sqlite.lock import FileLock, check_last_name, forget_name, save_name
-from himalia.log.sqlite.maintenance import Upkeep
-from himalia.log.sqlite.recovery import Recovery
-from himalia.log.sqlite.store import Store, load_ids, load_topics
-from himalia.log.sqlite.wal import Loss
-from himalia.log.transaction import Group, Staged, World
-from himalia.record import Retention, TopicInfo
+from himalia.log.options import LogOptions
+from himalia.log.retention_hold import RetentionHold
+from himalia.log.sqlite.command_queue import CommandQueue
+from himalia.log.sqlite.commands import (
+    Command,
+    CommittedRecords,
+    ConfirmClockCommand,
+    Outcome,
+    WriteCommand,
+    WriterReport,
+)
+from himalia.log.sqlite.errors import is_storage_error, translate, translate_errors
+from himalia.log.sqlite.health import HealthState
+from himalia.log.sqlite.storage import LogStorage
+from himalia.log.transaction import Transaction
+from himalia.record import TopicInfo
 
 logger = logging.getLogger(__name__)
 
-GROUP_MAX = 4096
+TRANSACTION_MAX = 4096
 """Records, or batches, stored together at most."""
-GROUP_BYTES_MAX = 8 << 20
-LOOK_INTERVAL_S = 1.0
-"""How long not to see whether the file is still the one that was opened, at most (SQLite would go on writing to a
-removed one, and everything written would be lost), nor what the clock says."""
-CLOCK_LINES_EVERY_S = 60.0
-ERASE_AT_STOP_S = 2.0
-ERASE_ROWS = 5000
-
-AnyJob = Job | SettleJob | ConfirmClockJob | StopJob
-
-
-class WriterOptions(msgspec.Struct, frozen=True):
-    retention: Retention
-    retention_interval_s: float
-    retention_wait: float
-    retention_paused: bool
-    dedup_window_s: float
-    dedup_ids_max: int
-    topics_max: int
-    producers_max: int
-    producer_age_s: float
-    probe_interval_s: float
-    clock: TimeSource
+TRANSACTION_BYTES_MAX = 8 << 20
+CHECK_INTERVAL_S = 1.0
+"""Longest time between two checks of the clock, and of whether the file is still the one that was opened."""
 
 
 class Writer:
-    """Owner of the file. ``submit`` may be called from any thread; ``tell`` is called in the writer's own."""
+    """Owns the file and the thread that writes to it.
 
-    def __init__(self, path: Path, options: WriterOptions, tell: Callable[[News], None]) -> None:
+    ``submit`` may be called from any thread. ``open``, and ``close`` of a writer that was not started, run in any
+    thread while no other uses the writer. Everything else runs in the writer thread, which calls ``report``.
+    """
+
+    def __init__(self, path: Path, options: LogOptions, report: Callable[[WriterReport], None]) -> None:
         self._path = path
-        self._options = options
-        self._tell = tell
-        self._queue: SimpleQueue[AnyJob] = SimpleQueue()
-        self._lock = FileLock(path)
-        # None after a failure, until the next attempt.
-        self._store: Store | None = None
-        self._problem: LogUnavailable | None = None
-        self._next_probe_s = 0.0
-        self._next_look_s = 0.0
-        self._stopping = False
-        self._settling: list[SettleJob] = []
-        self._confirming: list[ConfirmClockJob] = []
-        self._clock = LogClock(options.clock)
-        self._has_started = False
-        self._warning: str | None = None
-        self._lost: str | None = None
-        self._next_clock_line_s = 0.0
-        ids = RecentIds(window_s=options.dedup_window_s, ids_max=options.dedup_ids_max)
-        producers = Producers(
-            count_max=options.producers_max,
-            age_s=options.producer_age_s,
-            dedup_window_s=options.dedup_window_s,
-        )
-        self._world = World(
-            ids, topics_max=options.topics_max, producers=producers, find_producer=self._find_producer
-        )
-        self._upkeep = Upkeep(
-            self._world,
-            options.retention,
-            options.retention_interval_s,
-            self._clock,
-            spared=Spared(options.retention_wait, is_paused=options.retention_paused),
-        )
+        self._report = report
+        self._queue = CommandQueue()
+        self._storage = LogStorage(path, options)
+        self._health = HealthState(path, options.probe_interval_s)
+        self._check_interval_s = min(CHECK_INTERVAL_S, options.retention_interval_s)
+        self._next_check_s = 0.0
 
     def open(self) -> list[TopicInfo]:
-        """Take the lock, open the file and read its state. Blocks; called before ``start``, in any thread."""
-        with translated(self._path):
-            if self._path.is_dir():
-                raise IsADirectoryError(errno.EISDIR, "it is a directory")
-            file = real_path(self._path)
-            make_directory(file.parent)
-            self._lock.acquire()
-            try:
-                create_private(file)
-                self._lock.acquire_file()
-                check_length(file)
-                recovery = Recovery(file)
-                check_last_name(file)
-                self._store = store = Store(self._path, recovery)
-                if recovery.loss is not None:
-                    self._on_loss(store, recovery.loss)
-                    recovery.finish()
-                self._load(store)
-                save_name(store.db, file)
-                self._check_identity()
-            except BaseException:
-                self._drop_store()
-                self._lock.release()
-                raise
-        return [state.info() for state in self._world.topics.values()]
+        """Lock and open the file; return its topics. Blocks. Called once, before ``start``."""
+        self._storage.open()
+        self._health.loss_warning = self._storage.loss_warning
+        return [state.info() for state in self._storage.state.topics.values()]
 
-    def _on_loss(self, store: Store, loss: Loss) -> None:
-        """Acknowledged records are missing: use no offset again under its epoch, and see that nothing else is."""
-        # First: after this a start that does not finish has done no harm.
-        store.renew_epochs()
-        store.check_whole()
-        self._lost = (
-            f"acknowledged records {_what_is_missing(self._path, loss)}; every topic has a new epoch, so that readers "
-            "are told. Check the disk, and compare with a backup; this is said until the next start"
-        )
-        logger.error("%s", self._lost)
-
-    def start(self, ended: Callable[[], None]) -> None:
-        """Begin to write. ``ended`` is called in the thread after ``StopJob`` has been dealt with."""
+    def start(self, on_end: Callable[[], None]) -> None:
+        """Start the thread. It calls ``on_end`` last, after ``StopCommand``."""
 
         def run() -> None:
             try:
-                while not self._stopping:
-                    self._turn()
-                self._answer([*self._settling, *self._confirming], LogUnavailable("the log is closed"))
-                self.shut()
+                while not self._queue.is_stopping:
+                    self._run_once()
+                self._fail_commands(self._queue.pop_confirmations(), LogUnavailable("the log is closed"))
+                self.close()
             finally:
-                ended()
+                on_end()
 
-        # A daemon: a program that forgets to close the log can end, and loses nothing that was acknowledged.
+        # A daemon: a program that does not close the log can end, and loses nothing that was acknowledged.
         threading.Thread(target=run, name="himalia-log-write", daemon=True).start()
 
+    def submit(self, command: Command) -> None:
+        self._queue.submit(command)
+
+    def close(self) -> None:
+        """Leave the file complete in itself and unlock it."""
+        self._storage.close()
+
     @property
-    def spared(self) -> Spared:
-        return self._upkeep.spared
+    def hold(self) -> RetentionHold:
+        return self._storage.maintenance.hold
 
-    def submit(self, job: AnyJob) -> None:
-        self._queue.put(job)
+    @property
+    def health(self) -> Health:
+        """The health before ``start``; later it is part of the reports."""
+        return self._health.health
 
-    def shut(self) -> None:
-        """Leave the file complete in itself and let others have it."""
-        if self._store is not None:
-            try:
-                self._erase(self._store)
-                self._save_clock(self._store)
-                forget_name(self._store.db)
-                self._store.checkpoint()
-            except sqlite3.Error as error:
-                # What was committed is in the write-ahead log and will be found there.
-                logger.warning(
-                    "the log was closed without a checkpoint, and the next start recovers it: %s",
-                    translate(error, self._path).message,
-                )
-        self._drop_store()
-        self._lock.release()
-
-    def _turn(self) -> None:
-        """Store what is waiting, then do a little of what can wait."""
+    def _run_once(self) -> None:
+        """Store the commands that wait, then do one step of maintenance."""
         try:
-            first = self._next_job()
-            stored = self._store_group(self._waiting(first)) if first is not None else 0
-            if self._problem is not None:
+            command = self._queue.next(self._wait_s())
+            stored = 0 if command is None else self._store_transaction(self._queue.drain(command))
+            if self._health.problem is not None:
                 self._probe()
             else:
-                self._do_upkeep(stored)
-            if self._confirming:
-                self._confirm_clock()
-            if self._settling:
-                self._settle()
+                self._run_maintenance(stored)
+            if confirmations := self._queue.pop_confirmations():
+                self._confirm_clock(confirmations)
         except Exception as error:
-            # A bug, not the disk: the jobs concerned have been answered. The state is read afresh, and not at
-            # once, so that a bug that stays does not keep the processor busy.
-            logger.exception("the writer of the log %s stumbled", self._path)
-            self._drop_store()
-            self._trouble(LogUnavailable(f"the log {self._path} stumbled over a bug: {error!r}"), [])
-
-    def _erase(self, store: Store) -> None:
-        """Erase deleted topics before the end, if that is soon done; the rest goes at the next start."""
-        deadline_s = time.monotonic() + ERASE_AT_STOP_S
-        while self._upkeep.is_erasing and time.monotonic() < deadline_s:
-            self._upkeep.step(store, ERASE_ROWS)
-
-    # Gathering
-
-    def _next_job(self) -> Job | None:
-        """The next thing to store, or None if there is something else to do first."""
-        try:
-            wait_s = self._wait_s()
-            job = self._queue.get(timeout=wait_s) if wait_s > 0 else self._queue.get_nowait()
-        except Empty:
-            return None
-        return self._sort(job)
+            # A bug, not the disk: the commands concerned have their error. The state is read again, and only after the
+            # probe interval, so that a permanent bug does not keep the processor busy.
+            logger.exception("internal error in the log writer of %s", self._path)
+            self._storage.drop_store()
+            self._on_failure(
+                LogUnavailable(f"internal error in the log writer of {self._path}: {error!r}; retrying")
+            )
 
     def _wait_s(self) -> float:
-        if self._problem is not None:
-            return self._next_probe_s - time.monotonic()
-        return self._upkeep.wait_s()
-
-    def _waiting(self, first: Job) -> Iterator[Job]:
-        """This job and those queued behind it."""
-        yield first
-        while not self._stopping:
-            try:
-                job = self._sort(self._queue.get_nowait())
-            except Empty:
-                return
-            if job is not None:
-                yield job
-
-    def _sort(self, job: AnyJob) -> Job | None:
-        if isinstance(job, StopJob):
-            self._stopping = True
-        elif isinstance(job, ConfirmClockJob):
-            self._confirming.append(job)
-        elif isinstance(job, SettleJob):
-            self._settling.append(job)
-            self._upkeep.hurry()
-        else:
-            return job
-        return None
+        if self._health.problem is not None:
+            return self._health.probe_wait_s()
+        return self._storage.maintenance.wait_s()
 
     # Storing
 
-    def _store_group(self, waiting: Iterator[Job]) -> int:
-        """Store as many of these as make a group. Returns the number of records stored."""
-        jobs = [next(waiting)]
+    def _store_transaction(self, waiting: Iterator[WriteCommand]) -> int:
+        """Store as many commands as fit into one transaction; return the number of records stored."""
+        commands = [next(waiting)]
         try:
-            # Before the group looks at the world, which this may renew.
-            self._reopen()
-            group = Group(self._world, self._clock.now())
-            outcomes = [self._stage(jobs[0], group)]
-            while max(group.records, len(jobs)) < GROUP_MAX and group.size_bytes < GROUP_BYTES_MAX:
-                job = next(waiting, None)
-                if job is None:
+            # Before the transaction reads the state, which this may replace.
+            self._storage.require_store()
+            transaction = Transaction(self._storage.state, self._storage.clock.now())
+            outcomes = [_stage(commands[0], transaction)]
+            while (
+                max(transaction.records, len(commands)) < TRANSACTION_MAX
+                and transaction.size_bytes < TRANSACTION_BYTES_MAX
+            ):
+                command = next(waiting, None)
+                if command is None:
                     break
-                jobs.append(job)
-                outcomes.append(self._stage(job, group))
-            seconds = self._write(group)
+                commands.append(command)
+                outcomes.append(_stage(command, transaction))
+            seconds = self._commit(transaction)
         except HimaliaError as error:
-            self._trouble(error, jobs)
+            self._on_failure(error, commands)
             return 0
         except Exception as error:
-            if is_of_the_file(error):
-                self._trouble(translate(error, self._path), jobs)
+            if is_storage_error(error):
+                self._on_failure(translate(error, self._path), commands)
                 return 0
-            return self._store_singly(jobs, error)
-        self._publish(group, outcomes, seconds)
-        return group.records
+            return self._store_individually(commands, error)
+        self._report_commit(transaction, outcomes, seconds)
+        return transaction.records
 
-    def _stage(self, job: Job, group: Group) -> Outcome:
-        try:
-            return Outcome(job.future, job.stage(group))
-        except HimaliaError as error:
-            return Outcome(job.future, error=error)
-
-    def _write(self, group: Group) -> float | None:
-        """Commit the group; returns the seconds it took, or None if there was nothing to commit."""
-        if group.changes_nothing:
+    def _commit(self, transaction: Transaction) -> float | None:
+        """Commit the transaction; return the seconds it took, None if there was nothing to commit."""
+        if transaction.is_empty:
             return None
         started = time.perf_counter()
-        store = self._reopen()
+        storage = self._storage
+        store = storage.require_store()
         try:
-            store.write(group)
+            store.write(transaction)
         except sqlite3.Error as error:
-            if not is_of_the_file(error):
+            if not is_storage_error(error):
                 raise
-            self._drop_store()
-            if not self._is_stored(group):
+            storage.drop_store()
+            if not storage.contains(transaction):
                 raise
-            logger.warning("a commit of the log %s was reported as failed, but is there", self._path)
+            # The state was read again with the transaction in it.
+            logger.warning("COMMIT on %s returned an error, but the transaction was written", self._path)
         else:
-            self._world.take_over(group)
-        self._upkeep.notice(group)
+            storage.state.apply(transaction)
+        storage.maintenance.on_commit(transaction)
         return time.perf_counter() - started
 
-    def _store_singly(self, jobs: Sequence[Job], error: Exception) -> int:
-        """Something in this group cannot be stored at all: find out what, and store the rest."""
-        if len(jobs) > 1:
-            return sum(self._store_group(iter([job])) for job in jobs)
+    def _store_individually(self, commands: Sequence[WriteCommand], error: Exception) -> int:
+        """One of these commands cannot be stored at all: find it by storing each in a transaction of its own."""
+        if len(commands) > 1:
+            return sum(self._store_transaction(iter([command])) for command in commands)
         logger.error("the log cannot store a batch", exc_info=error)
-        # It may be a bug rather than the batch: begin anew with what is in the file.
-        self._drop_store()
-        too_large = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_TOOBIG
-        refusal = MessageTooLarge if too_large else InternalError
-        self._answer(jobs, refusal(f"the log cannot store this: {error}"))
+        # It may be a bug rather than the batch: read the state from the file again.
+        self._storage.drop_store()
+        is_too_large = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_TOOBIG
+        refusal = MessageTooLarge if is_too_large else InternalError
+        self._fail_commands(commands, refusal(f"the log cannot store this: {error}"))
         return 0
 
-    def _publish(self, group: Group, outcomes: Sequence[Outcome], seconds: float | None) -> None:
-        staged = group.staged if seconds is not None else ()
-        self._tell(
-            News(
+    def _report_commit(
+        self, transaction: Transaction, outcomes: Sequence[Outcome], seconds: float | None
+    ) -> None:
+        is_committed = seconds is not None
+        changes = transaction.topic_changes if is_committed else ()
+        self._report(
+            WriterReport(
                 outcomes=outcomes,
-                topics=[s.state.info() for s in staged if not s.deleted],
-                ended=[s.state.info() for s in staged if s.deleted],
-                added=[NewRecords(s.state.epoch, s.records, s.size_bytes) for s in staged if s.records],
-                changes=group.changes,
-                health=self._well() if seconds is not None else None,
+                topics=[c.state.info() for c in changes if not c.deleted],
+                deleted_topics=[c.state.info() for c in changes if c.deleted],
+                added=[
+                    CommittedRecords(c.state.epoch, c.records, c.size_bytes) for c in changes if c.records
+                ],
+                changes=transaction.changes,
+                health=self._health.leave_failed_state() if is_committed else None,
                 commit_seconds=seconds,
-                records=group.records,
-                duplicates=group.duplicates,
+                records=transaction.records,
+                duplicates=transaction.duplicates,
             )
         )
 
-    def _answer(
+    # Failing and recovering
+
+    def _on_failure(self, error: HimaliaError, commands: Sequence[WriteCommand] = ()) -> None:
+        """Fail these commands; after a failure of the file, enter the failed state, which ``_probe`` ends."""
+        if isinstance(error, LogUnavailable):
+            self._fail_commands(commands, error, health=self._health.enter_failed_state(error))
+        else:
+            self._fail_commands(commands, error)
+
+    def _fail_commands(
         self,
-        jobs: Sequence[Job | SettleJob | ConfirmClockJob],
+        commands: Sequence[WriteCommand | ConfirmClockCommand],
         error: HimaliaError,
         *,
         health: Health | None = None,
     ) -> None:
-        outcomes = [Outcome(job.future, error=error) for job in jobs]
-        self._tell(News(outcomes=outcomes, failures=bool(jobs), health=health))
-
-    # Failing and recovering
-
-    def _reopen(self) -> Store:
-        """The store; opened again, and the state read again, if it failed before."""
-        if self._store is None:
-            self._check_identity()
-            self._load(Store(self._path))
-        assert self._store is not None
-        return self._store
-
-    def _load(self, store: Store) -> None:
-        self._store = store
-        before = {state.id: state.end for state in self._world.topics.values()}
-        erasing = load_topics(store, self._world)
-        if not self._has_started:
-            newest_us = max((state.last_ts_us for state in self._world.topics.values()), default=0)
-            self._clock.start(store.load_clock(), newest_us)
-            self._has_started = True
-        # The ids at hand are right unless something was stored that they do not know of. To read them again
-        # at every failure on a full disk would be slow.
-        if not before or before != {state.id: state.end for state in self._world.topics.values()}:
-            load_ids(store, self._world, self._clock)
-        self._upkeep.load(store, erasing)
-
-    def _is_stored(self, group: Group) -> bool:
-        """After a commit that failed: whether it is in the file all the same, as a new connection sees it."""
-        try:
-            self._reopen()
-        except (sqlite3.Error, OSError, HimaliaError):
-            return False
-        # All or nothing was stored, so any change that can be seen tells of all.
-        changed = [s for s in group.staged if s.records or s.created != s.deleted]
-        return bool(changed) and all(self._is_there(staged) for staged in changed)
-
-    def _is_there(self, staged: Staged) -> bool:
-        found = self._world.topics.get(staged.state.name)
-        is_same = found is not None and found.id == staged.state.id
-        if staged.deleted:
-            return not is_same
-        return found is not None and is_same and found.end == staged.state.end
-
-    def _trouble(self, error: HimaliaError, jobs: Sequence[Job]) -> None:
-        """The file failed. Answer those who wait for it, and look again before long."""
-        if not isinstance(error, LogUnavailable):
-            self._answer(jobs, error)
-            return
-        if self._problem is None or self._problem.message != error.message:
-            logger.error("%s", error.message)
-        self._problem = error
-        self._next_probe_s = time.monotonic() + self._options.probe_interval_s
-        self._answer(jobs, error, health=self._health())
-
-    def _well(self) -> Health | None:
-        """The file works: what to tell the loop of it, if it did not before."""
-        if self._problem is None:
-            return None
-        logger.info("the log %s works again", self._path)
-        self._problem = None
-        return self._health()
-
-    def _health(self) -> Health:
-        problem = None if self._problem is None else self._problem.message
-        warnings = [warning for warning in (self._lost, self._warning) if warning is not None]
-        return Health(ok=problem is None, problem=problem, warnings=warnings)
-
-    @property
-    def health(self) -> Health:
-        """As it is before ``start``."""
-        return self._health()
+        outcomes = [Outcome(command.future, error=error) for command in commands]
+        self._report(WriterReport(outcomes=outcomes, failures=1 if commands else 0, health=health))
 
     def _probe(self) -> None:
-        """Find out whether a log that failed can store again, without waiting for someone to publish."""
-        if time.monotonic() < self._next_probe_s:
+        """Find out whether a log that failed can store again, without waiting for a client to publish."""
+        if self._health.probe_wait_s() > 0:
             return
         try:
-            with translated(self._path):
-                self._reopen().probe()
+            with translate_errors(self._path):
+                self._storage.require_store().probe()
         except LogUnavailable as error:
-            self._drop_store()
-            self._trouble(error, [])
+            self._storage.drop_store()
+            self._on_failure(error)
         else:
-            self._tell(News(health=self._well()))
+            self._report(WriterReport(health=self._health.leave_failed_state()))
 
-    def _drop_store(self) -> None:
-        store, self._store = self._store, None
-        if store is not None:
-            try:
-                store.close()
-            except sqlite3.Error:
-                logger.debug("closing a failed connection failed", exc_info=True)
+    # Maintenance
 
-    # What can wait
-
-    def _do_upkeep(self, stored: int) -> None:
-        """One small step of retention or erasing; larger when much comes in, so that it keeps pace."""
+    def _run_maintenance(self, stored: int) -> None:
+        """Do one small step of maintenance; a larger one after many records, so that retention keeps pace."""
+        maintenance = self._storage.maintenance
         try:
-            with translated(self._path):
-                self._look_around()
-                if not self._upkeep.is_due():
+            with translate_errors(self._path):
+                self._check_file_and_clock()
+                if not maintenance.is_due():
                     return
-                changed = self._upkeep.step(self._reopen(), rows=stored * 2)
+                changed = maintenance.step(self._storage.require_store(), rows=stored * 2)
         except LogUnavailable as error:
-            self._drop_store()
-            self._trouble(error, [])
+            self._storage.drop_store()
+            self._on_failure(error)
         else:
-            self._tell(News(topics=[state.info() for state in changed], steps=1))
+            self._report(WriterReport(topics=[state.info() for state in changed], steps=1))
 
-    def _look_around(self) -> None:
-        """Look at the file and at the clock, if that was some time ago."""
+    def _check_file_and_clock(self) -> None:
+        """Check the file and the clock if the last check was some time ago."""
         now_s = time.monotonic()
-        if now_s >= self._next_look_s:
-            self._next_look_s = now_s + min(LOOK_INTERVAL_S, self._options.retention_interval_s)
-            self._check_identity()
-            self._keep_time()
-        elif self._settling or self._clock.has_changed:
-            self._keep_time()
+        if now_s >= self._next_check_s:
+            self._next_check_s = now_s + self._check_interval_s
+            self._storage.check_file_replaced()
+            self._check_clock()
+        elif self._storage.clock.has_changed:
+            self._check_clock()
 
-    def _check_identity(self) -> None:
-        found = os.stat(self._path)
-        if (found.st_dev, found.st_ino) != self._lock.identity:
-            raise replaced(self._path)
+    def _check_clock(self) -> None:
+        """Read the clock, end its hold when that is over, and store its state from time to time."""
+        clock = self._storage.clock
+        clock.now()
+        if clock.is_hold_over:
+            self._storage.follow_wall_clock()
+        elif clock.needs_saving:
+            self._storage.save_clock(self._storage.require_store())
+        self._report_clock_warning()
 
-    # Clocks
+    def _report_clock_warning(self) -> None:
+        health = self._health.set_clock_warning(self._storage.clock.warning)
+        if health is not None:
+            self._report(WriterReport(health=health))
 
-    def _keep_time(self) -> None:
-        """Look at the clock, and have the file know of it every now and then."""
-        self._clock.now()
-        if self._clock.is_over:
-            self._follow_clock()
-        elif self._clock.is_to_be_saved:
-            self._save_clock(self._reopen())
-        self._warn_of_clock()
-
-    def _warn_of_clock(self) -> None:
-        warning = self._clock.warning
-        if warning == self._warning:
+    def _confirm_clock(self, commands: Sequence[ConfirmClockCommand]) -> None:
+        if self._health.problem is not None:
+            self._fail_commands(commands, self._health.problem)
             return
-        self._warning = warning
-        self._tell(News(health=self._health()))
-        # A clock that jumps all the time fills no disk with lines.
-        now_s = time.monotonic()
-        if now_s >= self._next_clock_line_s:
-            self._next_clock_line_s = now_s + CLOCK_LINES_EVERY_S
-            logger.warning("%s", warning or f"the log {self._path} goes by this machine's clock again")
-
-    def _save_clock(self, store: Store) -> None:
-        self._clock.now()
-        clock = self._clock.save()
-        with store.transaction():
-            store.save_clock(clock)
-        self._clock.saved(clock)
-
-    def _follow_clock(self) -> None:
-        store = self._reopen()
-        before = self._clock.save()
-        shift_us = self._clock.follow()
-        stored = [state for state in self._world.topics.values() if state.first < state.end]
-        ended = [] if shift_us is None else [state.end_era(shift_us) for state in stored]
+        warning = self._storage.clock.warning
         try:
-            self._upkeep.end_eras(store, ended, max(before.age_us - self._clock.last.age_us, 0))
-        except BaseException:
-            # Without what was to be stored, records would seem to have another age.
-            self._clock.start(before, 0)
-            raise
-
-    def _confirm_clock(self) -> None:
-        confirming, self._confirming = self._confirming, []
-        if self._problem is not None:
-            self._answer(confirming, self._problem)
-            return
-        warning = self._clock.warning
-        try:
-            with translated(self._path):
-                self._follow_clock()
+            with translate_errors(self._path):
+                self._storage.follow_wall_clock()
         except LogUnavailable as error:
-            self._drop_store()
-            self._answer(confirming, error)
-            self._trouble(error, [])
+            self._storage.drop_store()
+            self._fail_commands(commands, error)
+            self._on_failure(error)
             return
-        self._warn_of_clock()
-        self._tell(News(outcomes=[Outcome(job.future, warning) for job in confirming]))
-
-    def _settle(self) -> None:
-        if self._problem is not None:
-            self._answer(self._settling, self._problem)
-        elif self._upkeep.is_due():
-            return
-        else:
-            self._tell(News(outcomes=[Outcome(job.future) for job in self._settling]))
-        self._settling = []
-
-    def _find_producer(self, topic: int, producer: str) -> ProducerMark | None:
-        try:
-            return self._reopen().find_producer(topic, producer)
-        except sqlite3.Error:
-            self._drop_store()
-            raise
+        self._report_clock_warning()
+        self._report(WriterReport(outcomes=[Outcome(command.future, warning) for command in commands]))
 
 
-def _what_is_missing(path: Path, loss: Loss) -> str:
-    if not loss.committed:
-        return f"may be missing from the log {path}: a start after a crash did not finish, and left no way to tell"
-    return (
-        f"are missing from the log {path}: its write-ahead log was damaged or removed "
-        f"(frames {loss.kept + 1} to {loss.committed})"
-    )
+def _stage(command: WriteCommand, transaction: Transaction) -> Outcome:
+    try:
+        return Outcome(command.future, command.stage(transaction))
+    except HimaliaError as error:
+        return Outcome(command.future, error=error)

@@ -1,5 +1,5 @@
 // The life of a request: the state machine of himalia/jupyter/lifecycle.py, by the same table.
-// tests/page/test_traces.py compares the two tables, and what both make of the recorded traces.
+// tests/page/live/test_traces.py compares the two tables, and what both make of the recorded traces.
 
 const TABLE = `
 stage    queued  sent    busy    input   result  error   idle    reply   closed  ended

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from himalia.errors import ConfigurationError
-from himalia.log.sqlite.files import sync
+from himalia.log.sqlite.files import fsync_path
 
 OTHERS = 0o077
 """The permissions of everybody but the owner."""
@@ -42,7 +42,7 @@ def write_private(path: Path, content: bytes) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    sync(target.parent)
+    fsync_path(target.parent)
 
 
 def _owner_to_keep(path: Path) -> tuple[int, int] | None:

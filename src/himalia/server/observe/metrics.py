@@ -110,7 +110,7 @@ class Metrics(Collector):
             "himalia_log_bytes": ("Size of the log on disk", self._log_stats.disk_bytes),
             "himalia_retention_waiting_topics": (
                 "Topics beyond their limits that wait for the pipeline",
-                self._log_stats.waiting_topics,
+                self._log_stats.held_topics,
             ),
             "himalia_log_healthy": ("1 while the log can store", int(self._healthy)),
             "himalia_log_warnings": ("Warnings of the log in /health", self._warnings),
