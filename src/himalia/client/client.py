@@ -12,7 +12,7 @@ from himalia.client.api.kernels import KernelApi
 from himalia.client.api.server import ServerApi
 from himalia.client.api.tables import TableApi
 from himalia.client.api.topics import TopicApi
-from himalia.client.connection import Connection
+from himalia.client.connection import WebSocketConnection
 from himalia.client.discovery import ServerLocator
 from himalia.client.events import Event, Notice, Outgoing, Published
 from himalia.client.options import SubscribeOptions, subscribe_request
@@ -79,16 +79,16 @@ class Client(TopicApi, TableApi, KernelApi, ServerApi):
         """The current URL of the server."""
         return self._locator.find().url
 
-    async def _dial(self) -> Connection:
+    async def _dial(self) -> WebSocketConnection:
         address = self._locator.find()
         try:
-            return await Connection.open(address, self._tls)
+            return await WebSocketConnection.open(address, self._tls)
         except Unauthorized:
             # A server that restarted between finding and connecting may have another token.
             current = self._locator.find()
             if current == address:
                 raise
-            return await Connection.open(current, self._tls)
+            return await WebSocketConnection.open(current, self._tls)
 
     # Subscribing
 

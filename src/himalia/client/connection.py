@@ -32,7 +32,7 @@ _PING = encode(ClientMessage("ping"))
 _decode = msgspec.json.Decoder(ServerMessage).decode
 
 
-class Connection:
+class WebSocketConnection:
     """The client's half of ``/ws``. Any task may send; only one task may receive at a time.
 
     Back-pressure is the caller's own pace: if it does not receive, the socket is soon not read either, and the server
@@ -49,7 +49,7 @@ class Connection:
         self._watchdog = asyncio.create_task(self._watch())
 
     @classmethod
-    async def open(cls, address: Address, tls: ssl.SSLContext | None = None) -> Connection:
+    async def open(cls, address: Address, tls: ssl.SSLContext | None = None) -> WebSocketConnection:
         """Connect. Raises the error with which the server refuses (``Unauthorized``, ...), or ``ConnectionFailed``."""
         with translate_errors(address.url, OSError, TimeoutError, WebSocketException):
             try:

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from himalia.client.connection import Connection
+from himalia.client.connection import WebSocketConnection
 from himalia.client.errors import error_from
 from himalia.client.events import Outgoing, Published
 from himalia.client.payload import encode_payload
@@ -44,7 +44,7 @@ class Publisher:
     """Sends messages in the order of ``submit``. After a lost connection it sends the pending ones again in that order:
     the server has stored a prefix of them, and recognizes those by their ids."""
 
-    def __init__(self, dial: Callable[[], Awaitable[Connection]]) -> None:
+    def __init__(self, dial: Callable[[], Awaitable[WebSocketConnection]]) -> None:
         self._dial = dial
         self._pending: dict[str, PendingPublish] = {}
         self._unsent: deque[str] = deque()
@@ -154,7 +154,7 @@ class Publisher:
         self._pending.clear()
         self._clear_unsent()
 
-    async def _send(self, connection: Connection) -> None:
+    async def _send(self, connection: WebSocketConnection) -> None:
         while True:
             await self._work.wait()
             while self._unsent:
@@ -163,7 +163,7 @@ class Publisher:
                     await connection.send(pending.frame)
             self._work.clear()
 
-    async def _receive(self, connection: Connection) -> None:
+    async def _receive(self, connection: WebSocketConnection) -> None:
         while True:
             reply = await connection.receive()
             if reply.type == "ack":

@@ -12,7 +12,7 @@ from typing import Generic, Self, TypeVar, cast
 
 from msgspec.structs import replace
 
-from himalia.client.connection import Connection
+from himalia.client.connection import WebSocketConnection
 from himalia.client.errors import error_from
 from himalia.client.events import Disconnected, Dropped, Event, Gap, Notice, Resumed, TopicDeleted
 from himalia.client.subscription_state import SubscriptionState
@@ -26,7 +26,7 @@ logger = logging.getLogger("himalia.client")
 SUBSCRIBE_TIMEOUT_S = 30.0
 
 Item = TypeVar("Item")
-Dial = Callable[[], Awaitable[Connection]]
+Dial = Callable[[], Awaitable[WebSocketConnection]]
 
 
 class Subscription(Generic[Item]):
@@ -59,7 +59,7 @@ class Subscription(Generic[Item]):
         self._state = SubscriptionState(first)
         self._notices = notices
         self._on_notice = on_notice
-        self._connection: Connection | None = None
+        self._connection: WebSocketConnection | None = None
         self._backoff = Backoff()
         self._ready: deque[Notice] = deque()
         self._failure: HimaliaError | None = None
@@ -157,7 +157,7 @@ class Subscription(Generic[Item]):
                 return
             await asyncio.sleep(self._backoff.next_s())
 
-    async def _connect(self) -> Connection:
+    async def _connect(self) -> WebSocketConnection:
         """Open a connection and subscribe. The server has then acknowledged where delivery begins."""
         connection = await self._dial()
         try:
@@ -173,7 +173,7 @@ class Subscription(Generic[Item]):
         self._ready.extend(notices)
         return connection
 
-    async def _subscribe(self, connection: Connection) -> ServerMessage:
+    async def _subscribe(self, connection: WebSocketConnection) -> ServerMessage:
         """Send the subscribe request and return its ack. Raises the server's error."""
         self._requests += 1
         request = replace(self._state.request(), request_id=f"subscribe-{self._requests}")

@@ -45,7 +45,7 @@ from himalia.jupyter.request_events import (
     int_or_none,
     text_or_none,
 )
-from himalia.protocol.models import ExecutionStatus
+from himalia.protocol.models import ExecutionStatus as ExecutionStatus
 from himalia.record import Draft
 
 

@@ -80,7 +80,7 @@ def _names() -> set[str]:
     return {path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*") if path.suffix in MEDIA_TYPES}
 
 
-class _File(NamedTuple):
+class _PageFile(NamedTuple):
     content: bytes
     policy: str
     media_type: str
@@ -91,13 +91,13 @@ def _file(request: Request, name: str) -> Response:
     return _respond(request, _frame(name) if name in FRAMES else _read(name))
 
 
-def _read(name: str) -> _File:
+def _read(name: str) -> _PageFile:
     content = (FOLDER / name).read_bytes()
-    return _File(content, PAGE_POLICY, MEDIA_TYPES[Path(name).suffix], _etag(content))
+    return _PageFile(content, PAGE_POLICY, MEDIA_TYPES[Path(name).suffix], _etag(content))
 
 
 @cache
-def _frame(name: str) -> _File:
+def _frame(name: str) -> _PageFile:
     """Return the document of a frame. Its opaque origin may load nothing from the server, so all of it is inline.
 
     Built and hashed once: Plotly is megabytes, and anyone may request it without a key.
@@ -106,7 +106,7 @@ def _frame(name: str) -> _File:
     if _PLOTLY_GOES_HERE in html:
         html = html.replace(_PLOTLY_GOES_HERE, _plotly())
     content = html.encode()
-    return _File(content, frame_policy(html), MEDIA_TYPES[".html"], _etag(content))
+    return _PageFile(content, frame_policy(html), MEDIA_TYPES[".html"], _etag(content))
 
 
 def _etag(content: bytes) -> str:
@@ -122,7 +122,7 @@ def _plotly() -> str:
     return path.read_text().replace("</script", "<\\/script") if path.exists() else ""
 
 
-def _respond(request: Request, file: _File) -> Response:
+def _respond(request: Request, file: _PageFile) -> Response:
     # Revalidated on each load and sent only if changed: no browser mixes files of two versions after an upgrade.
     headers = {**_headers(file.policy, "no-cache"), "ETag": file.etag}
     if request.headers.get("if-none-match") == file.etag:
