@@ -20,15 +20,6 @@ from jupyter_client.asynchronous.client import AsyncKernelClient
 from jupyter_client.manager import AsyncKernelManager
 
 from himalia.iopub.result import ExecutionResult
-<<<<<<< ours
-||||||| base
-<<<<<<<<< Temporary merge branch 1
-from himalia.jupyter.records import headers_of, message_of
-=========
-from himalia.jupyter.lifecycle import ExecutionStatus
-=======
-from himalia.jupyter.lifecycle import ExecutionStatus
->>>>>>> theirs
 from himalia.jupyter.records import read_headers, to_message
 from himalia.jupyter.wire import KernelMessage
 from himalia.kernels.host import KernelHost
@@ -36,6 +27,7 @@ from himalia.kernels.kernel import Kernel
 from himalia.kernels.request import Code, Request
 from himalia.log import open_log
 from himalia.log.api import Log
+from himalia.protocol.models import ExecutionStatus
 from himalia.pubsub import PubSubManager
 from himalia.record import Record
 from himalia.settings import Settings

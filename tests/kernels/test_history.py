@@ -14,19 +14,11 @@ from hypothesis import strategies as st
 
 from himalia.errors import EpochChanged, TopicNotFound
 from himalia.iopub.result import ExecutionResult
-<<<<<<< ours
-||||||| base
-<<<<<<<<< Temporary merge branch 1
-from himalia.jupyter.records import message_of
-=========
-from himalia.jupyter.lifecycle import ExecutionStatus
-=======
-from himalia.jupyter.lifecycle import ExecutionStatus
->>>>>>> theirs
 from himalia.jupyter.records import to_message
 from himalia.kernels import history
 from himalia.kernels.history import ExecutionBuilder, find_request, last_iopub, read_execution
 from himalia.log import Batch, Chunk
+from himalia.protocol.models import ExecutionStatus
 from himalia.record import Draft, Record, Retention
 from tests.jupyter.request_records import (
     KERNEL,

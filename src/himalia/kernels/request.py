@@ -12,19 +12,10 @@ from uuid import uuid4
 import msgspec
 
 from himalia.jupyter.channels import Channel
-<<<<<<< ours
 from himalia.jupyter.lifecycle import RequestStage, RequestState
-||||||| base
-<<<<<<<<< Temporary merge branch 1
-from himalia.jupyter.lifecycle import RequestStage, RequestState
-from himalia.jupyter.request_events import EventKind, RequestContent, RequestEvent, event_of_message
-=========
-from himalia.jupyter.lifecycle import ExecutionStatus, RequestStage, RequestState
-=======
-from himalia.jupyter.lifecycle import ExecutionStatus, RequestStage, RequestState
->>>>>>> theirs
 from himalia.jupyter.request_events import EventKind, RequestContent, RequestEvent, to_event
 from himalia.jupyter.wire import KernelMessage
+from himalia.protocol.models import ExecutionStatus
 from himalia.record import now_us
 
 logger = logging.getLogger("himalia.kernels.request")

@@ -16,31 +16,14 @@ from typing import Generic, Protocol, TypeVar
 from himalia.errors import ExecutionNotFound, HimaliaError, TooManyRequests
 from himalia.iopub.broker import IopubBroker
 from himalia.jupyter.duration import RunHistogram
-<<<<<<< ours
 from himalia.jupyter.lifecycle import RequestStage, RequestState
-||||||| base
-<<<<<<<<< Temporary merge branch 1
-from himalia.jupyter.lifecycle import RequestStage, RequestState
-from himalia.jupyter.records import draft_of
-=========
-from himalia.jupyter.lifecycle import ExecutionStatus, RequestStage, RequestState
-=======
-from himalia.jupyter.lifecycle import ExecutionStatus, RequestStage, RequestState
->>>>>>> theirs
 from himalia.jupyter.records import to_draft
 from himalia.jupyter.wire import KernelMessage
 from himalia.kernels.context import RequestTracing
 from himalia.kernels.request import Code, InterruptStage, Request, restored_code
 from himalia.kernels.request_log import RequestLog
 from himalia.kernels.topic_writer import Bridge
-<<<<<<< ours
 from himalia.protocol.models import ExecutionStatus
-||||||| base
-<<<<<<<<< Temporary merge branch 1
-from himalia.protocol.models import ExecutionStatus
-=========
-=======
->>>>>>> theirs
 from himalia.tasks import TaskSet
 
 logger = logging.getLogger("himalia.kernels.scheduler")
