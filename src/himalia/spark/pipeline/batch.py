@@ -33,7 +33,7 @@ from himalia.spark.pipeline.copy_task import CopyTask
 from himalia.spark.pipeline.feedback import Feedback, rows_with_keys
 from himalia.spark.pipeline.jobs import SparkJobs
 from himalia.spark.pipeline.plan import Plan
-from himalia.spark.pipeline.warehouse import AGGREGATES, Warehouse
+from himalia.spark.pipeline.warehouse import Warehouse
 from himalia.spark.transforms import executions, orphans
 from himalia.spark.transforms.aggregate import AggregateTable
 from himalia.spark.transforms.iopub import iopub
@@ -232,7 +232,7 @@ class Batch:
         """Merge the rows of a source into every table that sums it, each in a thread of the pool."""
         return [
             self._jobs.submit(self._merge, aggregate, rows)
-            for aggregate in AGGREGATES
+            for aggregate in self._warehouse.aggregates
             if aggregate.source == source
         ]
 

@@ -14,10 +14,17 @@ from himalia.spark.transforms import errors, kernel_health, topic_activity
 from himalia.spark.transforms.requests import STATE_SCHEMA
 from himalia.tables.catalog import CATALOG, POSITIONS, REQUESTS, TableSchema
 
-AGGREGATES = (topic_activity.TABLE, kernel_health.TABLE, errors.TABLE)
-"""The tables of sums. A new one is a file in ``transforms`` and an entry here."""
-TABLES = CATALOG | {table.schema.name: table.schema for table in AGGREGATES}
-"""The schemas of all tables for users, by name."""
+AGGREGATES = (
+    topic_activity.TABLE,
+    kernel_health.TABLE,
+    errors.TABLE,
+)
+"""The tables of sums. A new one is a file in ``transforms``, which may declare its schema too, and a line here."""
+
+
+def table_schemas() -> dict[str, TableSchema]:
+    """Return the schemas of all tables for users, by name."""
+    return CATALOG | {aggregate.schema.name: aggregate.schema for aggregate in AGGREGATES}
 
 
 class Warehouse:
@@ -26,7 +33,8 @@ class Warehouse:
     def __init__(self, spark: SparkSession, path: Path) -> None:
         self.spark = spark
         self.path = path
-        self.tables = {name: _open(path / name, schema) for name, schema in TABLES.items()}
+        self.aggregates = AGGREGATES
+        self.tables = {name: _open(path / name, schema) for name, schema in table_schemas().items()}
         self.requests = Table(path / REQUESTS, schema_of(STATE_SCHEMA))
         self.positions = PositionsTable(path / POSITIONS)
 
