@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from himalia.spark.pipeline.warehouse import table_schemas
+from himalia.spark.pipeline.warehouse import TABLES
 from himalia.tables.catalog import TableSchema
 from tests.docs.markdown import DOCS
 
@@ -13,7 +13,7 @@ GUIDE = DOCS / "tables.md"
 
 def with_columns(guide: str) -> str:
     """Return the guide with the sections of all tables replaced by generated ones."""
-    for schema in table_schemas().values():
+    for schema in TABLES.values():
         section = re.compile(rf"^### {schema.name}\n.*?(?=^##)", re.MULTILINE | re.DOTALL)
         guide, count = section.subn(lambda _, schema=schema: make_section(schema), guide)
         assert count == 1, f"{GUIDE} has {count} sections ### {schema.name}"

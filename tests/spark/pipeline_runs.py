@@ -15,7 +15,7 @@ from himalia.errors import TopicExists
 from himalia.log.api import Batch
 from himalia.record import Draft
 from himalia.spark.pipeline.runner import Pipeline, PipelineOptions, Progress, Summary
-from himalia.spark.pipeline.warehouse import table_schemas
+from himalia.spark.pipeline.warehouse import TABLES
 from tests.servers import DEADLINE_S, RunningServer
 from tests.spark.traffic import Row, TopicBuilder
 
@@ -82,7 +82,7 @@ def contents(warehouse: Path, name: str) -> list[str]:
 
 
 def all_contents(warehouse: Path) -> dict[str, list[str]]:
-    return {name: contents(warehouse, name) for name in table_schemas()}
+    return {name: contents(warehouse, name) for name in TABLES}
 
 
 def offsets_of(warehouse: Path, topic: str) -> list[int]:

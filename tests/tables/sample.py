@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 from deltalake import write_deltalake
 
-from himalia.spark.pipeline.warehouse import table_schemas
+from himalia.spark.pipeline.warehouse import TABLES
 
 START = datetime(2026, 11, 16, 2, 3, 4, 123456, tzinfo=UTC)
 KERNEL = "2f1c9a07-5a56-4c0c-8f5a-0d9c1f6f7b11"
@@ -30,7 +30,7 @@ _TYPES: dict[str, pa.DataType] = {
 
 def columns_of(name: str) -> dict[str, str]:
     """The columns of a table and their types, as the pipeline declares them."""
-    return {column.name: column.type for column in table_schemas()[name].columns}
+    return {column.name: column.type for column in TABLES[name].columns}
 
 
 def schema_of(name: str) -> pa.Schema:
@@ -40,7 +40,7 @@ def schema_of(name: str) -> pa.Schema:
 def write_table(warehouse: Path, name: str, rows: list[dict[str, Any]], *, mode: str = "append") -> None:
     """Write rows of one of the pipeline's tables; what a row leaves out is null."""
     table = pa.Table.from_pylist(rows, schema=schema_of(name))
-    write_deltalake(warehouse / name, table, mode=mode, partition_by=list(table_schemas()[name].partition_by))
+    write_deltalake(warehouse / name, table, mode=mode, partition_by=list(TABLES[name].partition_by))
 
 
 def message(number: int, **fields: Any) -> dict[str, Any]:

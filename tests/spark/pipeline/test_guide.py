@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from himalia.spark.pipeline.warehouse import table_schemas
+from himalia.spark.pipeline.warehouse import TABLES
 from himalia.tables.catalog import POSITIONS, REQUESTS
 from tests.docs.markdown import DOCS, blocks, code_spans, rows, section
 from tests.servers import RunningServer
@@ -38,4 +38,4 @@ def test_every_directory_of_a_warehouse_is_in_the_table() -> None:
     listed = {
         span for cells in rows(section(GUIDE, "## What is in a warehouse")) for span in code_spans(cells[0])
     }
-    assert listed == {*table_schemas(), REQUESTS, POSITIONS, "lock"}
+    assert listed == {*TABLES, REQUESTS, POSITIONS, "lock"}

@@ -1,4 +1,4 @@
-"""A new table is one file, here ``largest_messages.py``, and one line in ``himalia.spark.pipeline.warehouse``."""
+"""A new table, such as ``tests/toys/table.py``, is a table like the others. ``tests/test_extension_points.py`` adds it."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from himalia.spark.pipeline.erase import erase_rows
 from himalia.tables import Tables
 from tests.docs.table_columns import make_section
 from tests.servers import RunningServer
-from tests.spark.pipeline import largest_messages
 from tests.spark.pipeline_runs import run_once, stored
+from tests.toys import table as toy
 
-SCHEMA = largest_messages.SCHEMA
+SCHEMA = toy.TABLE.schema
 
 
 @pytest.fixture(autouse=True)
 def _registration(monkeypatch: pytest.MonkeyPatch) -> None:
-    registered = (*warehouse_module.AGGREGATES, largest_messages.TABLE)
-    monkeypatch.setattr(warehouse_module, "AGGREGATES", registered)
+    monkeypatch.setattr(warehouse_module, "AGGREGATES", (*warehouse_module.AGGREGATES, toy.TABLE))
+    monkeypatch.setattr(warehouse_module, "TABLES", warehouse_module.TABLES | {SCHEMA.name: SCHEMA})
 
 
 def test_a_registered_table_is_a_table_like_the_others(
     spark: SparkSession, server: RunningServer, warehouse: Path, publish: Callable[..., None]
 ) -> None:
     """It is filled batch by batch, described, queried, shown, documented, published and erased."""
-    publish("toy", "a", "four", "b")
-    run_once(server, warehouse, topics=["toy"])
-    publish("toy", "a longer message", "c")
-    run_once(server, warehouse, topics=["toy"])
+    publish("orders", "a", "b", "c")
+    run_once(server, warehouse, topics=["orders"])
+    publish("orders", "d")
+    run_once(server, warehouse, topics=["orders"])
 
     tables = Tables(warehouse)
-    [row] = tables.read(SCHEMA.name).rows()
-    assert row["bytes"] == max(each["bytes"] for each in tables.read("messages").rows())
-    assert tables.sql(f"select topic from {SCHEMA.name}").rows() == [{"topic": "toy"}]
+    rows = tables.read(SCHEMA.name).rows()
+    assert sum(row["records"] for row in rows) == 4
+    assert tables.sql(f"select distinct topic from {SCHEMA.name}").rows() == [{"topic": "orders"}]
 
     described = {table.name: table for table in tables.describe()}[SCHEMA.name]
     assert described.description == SCHEMA.description
@@ -51,7 +51,8 @@ def test_a_registered_table_is_a_table_like_the_others(
     shown = CliRunner().invoke(
         app, ["pipeline", "show", SCHEMA.name, "--json", "--warehouse", str(warehouse)]
     )
-    assert json.loads(shown.stdout) == [row]
-    assert "| `bytes` | bigint | the size of its largest message |" in make_section(SCHEMA)
-    assert stored(server, f"pipeline.{SCHEMA.name}")[-1]["bytes"] == row["bytes"]
-    assert erase_rows(warehouse, "topic = 'toy'")[SCHEMA.name] == 1
+    assert json.loads(shown.stdout) == rows
+    assert "| `records` | bigint | the number of its records |" in make_section(SCHEMA)
+    newest = stored(server, f"pipeline.{SCHEMA.name}")[-1]
+    assert newest in [{"topic": row["topic"], "records": row["records"]} for row in rows]
+    assert erase_rows(warehouse, "topic = 'orders'")[SCHEMA.name] == len(rows)

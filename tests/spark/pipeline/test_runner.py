@@ -24,7 +24,7 @@ from himalia.spark.delta.table import StagedFiles, Table, no_rows
 from himalia.spark.pipeline import batch as batch_module
 from himalia.spark.pipeline.erase import erase_rows
 from himalia.spark.pipeline.runner import Pipeline, PipelineOptions, Progress
-from himalia.spark.pipeline.warehouse import schema_of, table_schemas
+from himalia.spark.pipeline.warehouse import TABLES, schema_of
 from himalia.spark.transforms import errors, executions, kernel_health, orphans, topic_activity
 from himalia.spark.transforms.iopub import iopub
 from himalia.spark.transforms.messages import messages
@@ -79,7 +79,7 @@ def test_the_tables_have_the_columns_that_are_written(spark: SparkSession) -> No
         "errors": errors.new_rows(rows),
     }
     assert {name: columns_of(frame) for name, frame in written.items()} == {
-        name: columns_of(no_rows(spark, schema_of(schema.ddl))) for name, schema in table_schemas().items()
+        name: columns_of(no_rows(spark, schema_of(schema.ddl))) for name, schema in TABLES.items()
     }
     assert columns_of(next_state(requests)) == columns_of(state)
 
@@ -307,7 +307,7 @@ def test_killed_between_any_two_commits(spark: SparkSession, server: RunningServ
             else:
                 break
     # Every table, the state, the positions.
-    assert deaths == len(table_schemas()) + 2
+    assert deaths == len(TABLES) + 2
     assert all_contents(warehouse) == all_contents(expected)
     assert published(server) == {name: 2 * told[name] - before[name] for name in told}
 
@@ -396,7 +396,7 @@ def test_every_commit_fails(
     feed(server, dead_kernel("fails", 2))
     options: dict[str, Any] = {"topics": ["kernels.fails"], "feedback": False}
     run_once(server, warehouse.with_name("expected"), **options)
-    commit, left = Table.commit, {name: ["behind"] for name in (*table_schemas(), "requests", "positions")}
+    commit, left = Table.commit, {name: ["behind"] for name in (*TABLES, "requests", "positions")}
     for name in ("topic_activity", "kernel_health", "errors", "orphans"):
         left[name].append("instead")
 

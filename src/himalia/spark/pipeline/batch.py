@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import msgspec
 import pyarrow as pa
 from deltalake.transaction import AddAction
-from pyarrow import parquet
+from pyarrow.dataset import dataset, partitioning
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
@@ -46,6 +46,8 @@ SMALL_BYTES = 16 * 1024 * 1024
 T = TypeVar("T")
 
 RUNNING: Filters = [("is_running", "=", "true")]
+HOURS = partitioning(pa.schema([("hour", pa.string())]), flavor="hive")
+"""How the directories of an aggregate are named."""
 
 
 class ChangedRows(msgspec.Struct, frozen=True):
@@ -256,7 +258,9 @@ class Batch:
             self._result.tables[name] = staged.rows
         if self._feedback is None:
             return None
-        now = pa.concat_tables(parquet.read_table(file) for file in sorted(table.files(hours)))
+        now = dataset(
+            sorted(table.files(hours)), partitioning=HOURS, partition_base_dir=str(table.path)
+        ).to_table()
         return ChangedRows(name, rows_with_keys(now, added.select(list(aggregate.keys))))
 
     def _publish(self, changes: Iterable[ChangedRows | None]) -> None:

@@ -22,7 +22,7 @@ class AggregateTable(msgspec.Struct, frozen=True):
 
     schema: TableSchema
     keys: tuple[str, ...]
-    """The columns that identify a row, without ``hour``, which follows from them."""
+    """The columns that identify a row."""
     source: Literal["messages", "executions"]
     """What it sums: the batch's rows of ``messages``, or the executions that closed in the batch."""
     new_rows: Callable[[DataFrame], DataFrame]
