@@ -1,4 +1,4 @@
-"""A new table, such as ``tests/toys/table.py``, is a table like the others. ``tests/test_extension_points.py`` adds it."""
+"""A new table is a table like the others; ``tests/test_extension_points.py`` shows how to add one."""
 
 from __future__ import annotations
 
