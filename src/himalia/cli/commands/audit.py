@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from himalia.cli.options import Json, Token, Url, connect, make_app, run
-from himalia.cli.process.signals import until_the_reader_leaves
+from himalia.cli.process.signals import run_until_pipe_closes
 from himalia.cli.terminal.output import abandon_stdout, print_json, print_notice, printable, write_line
 from himalia.cli.terminal.units import parse_since
 from himalia.client.events import Event
@@ -52,7 +52,7 @@ def audit(
     if start == {"last": None}:
         start = {"last": LAST}
     try:
-        run(until_the_reader_leaves(_print(url, token, start, follow=follow, json=json)))
+        run(run_until_pipe_closes(_print(url, token, start, follow=follow, json=json)))
     except BrokenPipeError:
         abandon_stdout()
     except KeyboardInterrupt:

@@ -11,7 +11,7 @@ import typer
 
 from himalia.cli.options import Json, make_app
 from himalia.cli.terminal.output import print_json, write_line
-from himalia.cli.terminal.units import show_size
+from himalia.cli.terminal.units import format_size
 
 if TYPE_CHECKING:
     from himalia.log.sqlite.backup import BackupReport
@@ -76,7 +76,7 @@ def print_report(status: str, report: BackupReport, *, json: bool) -> None:
     else:
         topics = "1 topic" if report.topics == 1 else f"{report.topics} topics"
         records = "1 record" if report.records == 1 else f"{report.records} records"
-        write_line(f"{status} {report.path}: {topics}, {records}, {show_size(report.bytes)}")
+        write_line(f"{status} {report.path}: {topics}, {records}, {format_size(report.bytes)}")
 
 
 @contextmanager

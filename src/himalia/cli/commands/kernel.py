@@ -11,7 +11,7 @@ import typer
 
 from himalia.cli.options import Json, KernelId, Token, Url, connect, find_kernel, make_app, run
 from himalia.cli.terminal.output import print_json, print_table, write_line
-from himalia.cli.terminal.units import show_duration
+from himalia.cli.terminal.units import format_duration
 from himalia.client.client import Client
 from himalia.protocol.models import Kernel
 
@@ -108,7 +108,7 @@ def _age(ts: str) -> str:
     except ValueError:
         return ts
     now = datetime.now(UTC) if then.tzinfo else datetime.now()
-    return f"{show_duration(max((now - then).total_seconds(), 0))} ago"
+    return f"{format_duration(max((now - then).total_seconds(), 0))} ago"
 
 
 @app.command("stop")

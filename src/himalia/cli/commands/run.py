@@ -11,7 +11,7 @@ import typer
 
 from himalia.cli.notebook.jobs import FAILED, INTERRUPTED, CodeJob, Job, NotebookJob, Options
 from himalia.cli.options import Json, Token, Url, make_app, run
-from himalia.cli.process.signals import until_the_reader_leaves
+from himalia.cli.process.signals import run_until_pipe_closes
 from himalia.cli.terminal.output import abandon_stdout
 from himalia.errors import HimaliaError
 
@@ -79,7 +79,7 @@ def run_code(
     )
     job = _job(code, options, output, allow_errors=allow_errors)
     try:
-        status = run(until_the_reader_leaves(job.run()))
+        status = run(run_until_pipe_closes(job.run()))
     except BrokenPipeError:
         abandon_stdout()
         status = FAILED

@@ -9,7 +9,7 @@ import typer
 
 from himalia.cli.options import Json, Token, Url, connect, make_app, run
 from himalia.cli.terminal.output import make_table, print_json
-from himalia.cli.terminal.units import show_duration, show_size
+from himalia.cli.terminal.units import format_duration, format_size
 from himalia.protocol.models import Stats, SubscriberStats, TopicStats
 
 app = make_app()
@@ -82,13 +82,13 @@ def _picture(stats: Stats) -> Any:
 
 def _state(stats: Stats) -> str:
     return (
-        f"up {show_duration(stats.uptime_s)}, {stats.connections} connections, {stats.in_flight} publishes in flight, "
-        f"{show_size(stats.queue_bytes)} unsent, {stats.duplicates} duplicates"
+        f"up {format_duration(stats.uptime_s)}, {stats.connections} connections, "
+        f"{stats.in_flight} publishes in flight, {format_size(stats.queue_bytes)} unsent, {stats.duplicates} duplicates"
     )
 
 
 def _topic_row(name: str, topic: TopicStats) -> list[str]:
-    span, size = f"{topic.first}..{topic.end}", show_size(topic.bytes)
+    span, size = f"{topic.first}..{topic.end}", format_size(topic.bytes)
     return [name, f"{topic.messages}", span, size, f"{topic.subscribers}", f"{topic.lag}"]
 
 

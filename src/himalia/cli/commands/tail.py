@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from himalia.cli.options import Json, Token, Url, connect, make_app, run
-from himalia.cli.process.signals import until_the_reader_leaves
+from himalia.cli.process.signals import run_until_pipe_closes
 from himalia.cli.terminal.output import abandon_stdout, event_printer, print_notice
 from himalia.cli.terminal.units import parse_since
 from himalia.client.events import Event
@@ -70,7 +70,7 @@ def tail(
         "limit": limit,
     }
     try:
-        run(until_the_reader_leaves(_follow(url, token, pattern, options, event_printer(json=json), count)))
+        run(run_until_pipe_closes(_follow(url, token, pattern, options, event_printer(json=json), count)))
     except BrokenPipeError:
         abandon_stdout()
     except KeyboardInterrupt:

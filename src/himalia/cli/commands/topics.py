@@ -10,7 +10,7 @@ import typer
 from himalia.cli.commands.backup import LogUrl, log_path
 from himalia.cli.options import Json, Token, Url, connect, make_app, run
 from himalia.cli.terminal.output import print_json, print_table, write_line
-from himalia.cli.terminal.units import parse_duration, parse_size, show_duration, show_size
+from himalia.cli.terminal.units import format_duration, format_size, parse_duration, parse_size
 from himalia.errors import HimaliaError, TopicNotFound
 from himalia.protocol.models import DeleteTopicResponse, TopicSummary
 from himalia.record import Retention
@@ -61,7 +61,7 @@ def _row(topic: TopicSummary) -> list[str]:
         f"{topic.messages}",
         f"{topic.end - topic.first}",
         f"{topic.first}..{topic.end}",
-        show_size(topic.bytes),
+        format_size(topic.bytes),
         f"{topic.subscribers}",
         _retention(topic.retention),
     ]
@@ -69,8 +69,8 @@ def _row(topic: TopicSummary) -> list[str]:
 
 def _retention(retention: Retention) -> str:
     parts = [
-        show_duration(retention.age_s) if retention.age_s else "",
-        show_size(retention.bytes) if retention.bytes else "",
+        format_duration(retention.age_s) if retention.age_s else "",
+        format_size(retention.bytes) if retention.bytes else "",
         f"{retention.count} records" if retention.count else "",
     ]
     return ", ".join(part for part in parts if part) or "default"

@@ -55,11 +55,11 @@ def up(
     _check_alone(settings.log)
     if pipeline or demo:
         _check_key(settings)
-    from himalia.cli.process.supervisor import Ensemble
+    from himalia.cli.process.supervisor import Supervisor
 
     given = {name: flags[name] for name in ("host", "port", "auth") if flags[name] is not None}
-    ensemble = Ensemble(settings, given, every=every if pipeline else None, demo=demo)
-    raise typer.Exit(ensemble.run())
+    supervisor = Supervisor(settings, given, every=every if pipeline else None, demo=demo)
+    raise typer.Exit(supervisor.run())
 
 
 def _warehouse(settings: Settings, flags: dict[str, Any]) -> Path:

@@ -20,7 +20,7 @@ from himalia.cli.options import (
     make_app,
     run,
 )
-from himalia.cli.process.signals import until_the_reader_leaves
+from himalia.cli.process.signals import run_until_pipe_closes
 from himalia.cli.terminal.kernel_output import ConsoleRenderer, Images, KernelRecord
 from himalia.cli.terminal.output import abandon_stdout, event_printer, print_notice
 from himalia.cli.terminal.screen import Screen
@@ -64,7 +64,7 @@ def watch(
         himalia watch 2f1c --last 0 --json
     """
     try:
-        run(until_the_reader_leaves(_watch((url, token), kernel, last, _shower(json=json))))
+        run(run_until_pipe_closes(_watch((url, token), kernel, last, _shower(json=json))))
     except BrokenPipeError:
         abandon_stdout()
     except KeyboardInterrupt:

@@ -60,7 +60,7 @@ class CodeJob:
             async with connect(options.url, options.token) as client, _kernel(client, options) as kernel_id:
                 display = _Display(options)
                 async with _executor(client, kernel_id, display, options, terminal) as executor:
-                    with interrupts.aimed_at(executor.interrupt):
+                    with interrupts.redirect_to(executor.interrupt):
                         ended = await executor.execute(self._code)
                     if options.json:
                         print_json(await client.execution(kernel_id, ended.request_id))
@@ -135,7 +135,7 @@ class NotebookJob:
     ) -> Ended:
         may_fail = self._allow_errors or cell.may_fail
         try:
-            with interrupts.aimed_at(executor.interrupt):
+            with interrupts.redirect_to(executor.interrupt):
                 return await executor.execute(cell.code, stop_on_error=not may_fail)
         finally:
             # Also when we leave in the middle: what it said so far belongs into the notebook.

@@ -10,7 +10,7 @@ from types import ModuleType, TracebackType
 from typing import Any, NamedTuple, Self
 
 from himalia.cli.terminal.screen import Screen, Stream
-from himalia.cli.terminal.units import show_duration
+from himalia.cli.terminal.units import format_duration
 from himalia.errors import HimaliaError
 from himalia.protocol.models import Execution, KernelSpec, KernelSpecs
 
@@ -161,5 +161,5 @@ class CellProgress:
         if self._is_shown:
             filled = WIDTH * self._done // max(self._total, 1)
             bar = self._screen.styled("━" * filled, "32", Stream.ERR) + "━" * (WIDTH - filled)
-            elapsed = show_duration(time.monotonic() - self._started_s)
+            elapsed = format_duration(time.monotonic() - self._started_s)
             self._screen.show_status(f"{bar} {self._done}/{self._total} cells, {elapsed}")

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from himalia.cli.terminal.screen import Mark, Screen, Stream
-from himalia.cli.terminal.units import show_size
+from himalia.cli.terminal.units import format_size
 from himalia.cli.terminal.widgets import WidgetBlock, Widgets, model_in
 from himalia.client.events import Event
 from himalia.errors import HimaliaError
@@ -51,7 +51,7 @@ class Images:
     def take(self, mime: str, value: Any, *, cell: str, display_id: str | None = None) -> str:
         """What to tell of an image. One that is shown anew under its ``display_id`` replaces its file."""
         content = _bytes_of(mime, value)
-        told = f"{mime}{_dimensions(content)}, {show_size(len(content))}"
+        told = f"{mime}{_dimensions(content)}, {format_size(len(content))}"
         if self._directory is None:
             return f"[{told}]"
         path = self._saved.get(display_id or "") or self._next_path(cell, SUFFIXES[mime])
@@ -279,7 +279,7 @@ class Renderer:
         others = {mime: value for mime, value in data.items() if mime != "text/plain"}
         if not others:
             return plain
-        return ", ".join(f"[{mime}, {show_size(len(as_text(value)))}]" for mime, value in others.items())
+        return ", ".join(f"[{mime}, {format_size(len(as_text(value)))}]" for mime, value in others.items())
 
     def _place(self, stream: Stream) -> Stream:
         return stream
@@ -375,7 +375,7 @@ def event_sentence(content: dict[str, Any]) -> str:
             return f"{'messages' if count is None else f'{count} messages'} are missing here: {reason}"
         case "message_too_large":
             kind, size = content.get("msg_type"), content.get("size_bytes")
-            told = show_size(size) if isinstance(size, int) else "of unknown size"
+            told = format_size(size) if isinstance(size, int) else "of unknown size"
             return f"a message ({kind}, {told}) is too large and was not kept"
         case "request_closed" if content.get("status") not in QUIET_ENDS:
             return f"{content.get('status')}: {reason}"

@@ -51,7 +51,7 @@ def _parse(text: str, units: dict[str, int], wanted: str, limit: float = SECONDS
     return quantity
 
 
-def show_size(size: float) -> str:
+def format_size(size: float) -> str:
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
@@ -59,7 +59,7 @@ def show_size(size: float) -> str:
     return f"{size:.1f} TB"
 
 
-def show_duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
         if seconds >= length:
             return f"{seconds / length:.1f} {unit}"

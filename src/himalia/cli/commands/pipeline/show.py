@@ -10,7 +10,7 @@ import typer
 from himalia.cli.options import Json, WarehouseOption, Where, make_app, warehouse_path
 from himalia.cli.terminal.output import print_json, print_table
 from himalia.cli.terminal.tables import print_as_json, print_as_table
-from himalia.cli.terminal.units import show_size
+from himalia.cli.terminal.units import format_size
 
 if TYPE_CHECKING:
     from himalia.tables import Result
@@ -90,7 +90,7 @@ def _list_tables(path: Path, *, json: bool) -> None:
         print_json(found)
         return
     rows = [
-        [one.name, "-" if one.rows is None else f"{one.rows}", show_size(one.bytes), one.description]
+        [one.name, "-" if one.rows is None else f"{one.rows}", format_size(one.bytes), one.description]
         for one in found
     ]
     print_table(["table", "rows", "size", "what a row is"], rows, empty="")
