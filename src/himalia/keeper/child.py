@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 
+from himalia.child_process import kill_with_parent
 from himalia.keeper.limits import Limits
-
-PR_SET_PDEATHSIG = 1
 
 
 class CannotStart(Exception):
@@ -85,25 +82,11 @@ class KernelChild:
 
 def _in_child(limits: Limits) -> Callable[[], None]:
     """Return what the child calls before it becomes the kernel, where only system calls are safe."""
-    end_with_parent = _end_with_parent()
+    # No server could find or stop a kernel whose keeper was killed.
+    end_with_keeper = kill_with_parent()
 
     def in_child() -> None:
-        end_with_parent()
+        end_with_keeper()
         limits.apply()
-
-    return in_child
-
-
-def _end_with_parent() -> Callable[[], None]:
-    """Return what makes Linux end the kernel if the keeper is killed: no server could find or stop it afterwards."""
-    if sys.platform != "linux":
-        return lambda: None
-    keeper = os.getpid()
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-
-    def in_child() -> None:
-        prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-        if os.getppid() != keeper:
-            os._exit(1)
 
     return in_child
