@@ -197,7 +197,7 @@ async def test_connections_are_limited_for_a_caller(shared: RunningServer) -> No
                 async with shared.connect(additional_headers=headers_of("free")):
                     pass
             usage = shared.context.usages.of(Principal("key:few", {}, limits=CallerLimits(connections=2)))
-            until(lambda: shared.on_loop(lambda: len(usage.places)) == 1)
+            until(lambda: shared.on_loop(lambda: len(usage.slots)) == 1)
             async with shared.connect(additional_headers=headers):
                 pass
 
@@ -285,7 +285,7 @@ def test_a_callers_state_is_freed_when_it_is_gone() -> None:
     """It stays while a connection is there or a debt is owed, and no longer: a million callers leave nothing."""
     clock = Clock()
     usages = CallerUsages(clock)
-    place = usages.of(principal("key:connected", connections=1)).enter()
+    place = usages.of(principal("key:connected", connections=1)).open_slot()
     usages.of(principal("key:owing", publishes_per_s=1)).publish(10, 0)
     for number in range(1000):
         usages.of(principal(f"jwt:issuer/{number}"))
@@ -304,11 +304,11 @@ def test_a_callers_state_is_freed_when_it_is_gone() -> None:
 def test_a_connection_that_is_dropped_without_a_word_does_not_count() -> None:
     """Nothing has to remember to give a place back."""
     usage = CallerUsages().of(principal(connections=1))
-    place = usage.enter()
+    place = usage.open_slot()
     with pytest.raises(TooManyConnections):
-        usage.enter()
+        usage.open_slot()
     del place
-    usage.enter()
+    usage.open_slot()
 
 
 def test_limits_that_change_count_at_once() -> None:
@@ -329,10 +329,10 @@ def test_subscriptions_that_are_being_made_count() -> None:
     """Two connections that subscribe at the same moment do not both pass a limit of one."""
     usage = CallerUsages().of(principal(subscriptions=1))
     with (
-        usage.subscribing(("a", "b", "c")),
+        usage.reserve_subscription(("a", "b", "c")),
         pytest.raises(TooManySubscriptions),
-        usage.subscribing(("d", "b", "c")),
+        usage.reserve_subscription(("d", "b", "c")),
     ):
         pass
-    with usage.subscribing(("d", "b", "c")):
+    with usage.reserve_subscription(("d", "b", "c")):
         pass
