@@ -274,7 +274,7 @@ def test_a_rate_holds_over_time() -> None:
         clock.now_s += 0.01
         for count in (1, 7):
             try:
-                usage.publish(count, 0)
+                usage.count_publish(count, 0)
                 stored += count
             except RateLimited:
                 pass
@@ -285,15 +285,15 @@ def test_a_callers_state_is_freed_when_it_is_gone() -> None:
     """It stays while a connection is there or a debt is owed, and no longer: a million callers leave nothing."""
     clock = Clock()
     usages = CallerUsages(clock)
-    place = usages.of(principal("key:connected", connections=1)).open_slot()
-    usages.of(principal("key:owing", publishes_per_s=1)).publish(10, 0)
+    slot = usages.of(principal("key:connected", connections=1)).open_slot()
+    usages.of(principal("key:owing", publishes_per_s=1)).count_publish(10, 0)
     for number in range(1000):
         usages.of(principal(f"jwt:issuer/{number}"))
     usages.sweep()
     assert len(usages) == 2
     clock.now_s += 9
-    place.release()
-    place.release()
+    slot.release()
+    slot.release()
     usages.sweep()
     assert len(usages) == 1
     clock.now_s += 2
@@ -302,12 +302,12 @@ def test_a_callers_state_is_freed_when_it_is_gone() -> None:
 
 
 def test_a_connection_that_is_dropped_without_a_word_does_not_count() -> None:
-    """Nothing has to remember to give a place back."""
+    """Nothing has to remember to release a slot."""
     usage = CallerUsages().of(principal(connections=1))
-    place = usage.open_slot()
+    slot = usage.open_slot()
     with pytest.raises(TooManyConnections):
         usage.open_slot()
-    del place
+    del slot
     usage.open_slot()
 
 
@@ -316,13 +316,13 @@ def test_limits_that_change_count_at_once() -> None:
     clock = Clock()
     usages = CallerUsages(clock)
     usage = usages.of(principal(publishes_per_s=1))
-    usage.publish(1, 0)
+    usage.count_publish(1, 0)
     with pytest.raises(RateLimited):
-        usage.publish(1, 0)
+        usage.count_publish(1, 0)
     assert usages.of(principal()) is usage
-    usage.publish(1_000_000, 0)
+    usage.count_publish(1_000_000, 0)
     usages.of(principal(publishes_per_s=5))
-    usage.publish(1, 0)
+    usage.count_publish(1, 0)
 
 
 def test_subscriptions_that_are_being_made_count() -> None:

@@ -26,9 +26,9 @@ from himalia.server.http.protocol import (
     PIECE_BYTES,
     PIPELINED_MAX,
     URL_BYTES_MAX,
-    ResponseTransport,
+    HttpOptions,
     HttpProtocol,
-    http_protocol,
+    ResponseTransport,
 )
 from himalia.throttle import WarningThrottle
 from tests.server.raw_clients import Wire

@@ -91,7 +91,10 @@ def test_a_body_that_trickles_is_given_up(serve: Serve) -> None:
         wire.send(head(server, 1000))
         with trickling(wire, b" "):
             status, _, body = wire.response()
-        assert (status, json.loads(body)["error"]["message"]) == (408, "the body was not complete after 0.5 s")
+        assert (status, json.loads(body)["error"]["message"]) == (
+            408,
+            "the body was not complete after 0.5 s",
+        )
 
 
 def chunk(text: bytes) -> bytes:

@@ -19,7 +19,7 @@ from websockets.server import ServerProtocol
 
 from himalia.pubsub.turns import Turns
 from himalia.server.websocket import uvicorn_protocol
-from himalia.server.websocket.frame_parser import FRAMES_BETWEEN_LOOKS
+from himalia.server.websocket.frame_parser import FRAMES_PER_CHECK
 from himalia.server.websocket.uvicorn_protocol import (
     EXTENSION,
     UvicornTransport,
@@ -188,7 +188,7 @@ async def test_a_connection_on_hold_is_not_parsed() -> None:
     protocol.data_received(b"".join(frame(b"%d" % number) for number in range(1000)))
     for _ in range(5):
         await asyncio.sleep(0)
-    assert len(listener.received) == FRAMES_BETWEEN_LOOKS and not attached.transport.reading
+    assert len(listener.received) == FRAMES_PER_CHECK and not attached.transport.reading
     protocol.resume_reading()
     while not attached.transport.reading:
         await asyncio.sleep(0)
@@ -283,7 +283,9 @@ def test_frames_of_all_kinds_come_in_any_order(server: RunningServer, raw: RawWe
             raw.send(data[at : at + size])
         answers = [raw.hear()["type"] for _ in range(80)]
         assert answers == ["pong", "pong", "error", "pong"] * 20
-    assert server.on_loop(lambda: the_connection_on_loop(server).transport._protocol._parser.buffered_bytes) == 0
+    assert (
+        server.on_loop(lambda: the_connection_on_loop(server).transport._protocol._parser.buffered_bytes) == 0
+    )
 
 
 def the_connection_on_loop(server: RunningServer) -> Any:
