@@ -161,7 +161,7 @@ def test_a_limit_of_zero_publishes_nothing(http: httpx.Client) -> None:
     """Zero is a limit, not the absence of one."""
     answer = http.post("/topics/orders/messages", headers=headers_of("mute"), json={"payload": 1})
     assert answer.json()["error"]["code"] == "RATE_LIMITED"
-    assert "may publish nothing" in answer.json()["error"]["message"]
+    assert "may not publish at all" in answer.json()["error"]["message"]
 
 
 def test_lines_are_slowed_down_rather_than_refused(http: httpx.Client) -> None:

@@ -220,7 +220,7 @@ async def test_a_flood_after_the_close_frame_is_parsed_in_turns() -> None:
     """While the server waits for the peer's close frame nothing is received, and a flood holds nothing up."""
     attached = await Attached.make(config_of(), Turns(0.5, Steps()))
     protocol = attached.protocol
-    protocol.shut(1008, "SLOW_CONSUMER")
+    protocol.send_close(1008, "SLOW_CONSUMER")
     protocol.data_received(frame(b"x") * 10_000 + frame(struct.pack("!H", 1008), CLOSE))
     assert protocol._parser is not None and protocol._parser.buffered_bytes > 69_000
     while not attached.transport.closing:

@@ -26,7 +26,7 @@ STATE_KEY = "connection"
 HTTP_CONNECTIONS_SPARE = 1000
 """Plain HTTP connections in addition to those that connections_max counts, so that operators can still connect."""
 CALLER_SHARE = 8
-"""One connection in so many, but at most half of the spare ones, is reserved for other callers than the one with most."""
+"""One connection in so many, but at most half of the spare ones, is reserved for callers other than the largest."""
 LOOPBACK_FACTOR = 4
 """How many times more connections the loopback address may have, which a proxy and all local programs share."""
 DESCRIPTORS_MAX = 1 << 20
@@ -156,8 +156,8 @@ class Admission:
         """Count the connection for this caller. Beyond the caller's share it stays anonymous and may be closed."""
         if self._of_caller[caller] >= self._caller_max:
             raise TooManyConnections(
-                f"{caller!r} has {self._of_caller[caller]} connections open, and the last of {self.connections_max} are "
-                "reserved for others; close one first",
+                f"{caller!r} has {self._of_caller[caller]} connections open, and the last of {self.connections_max} "
+                "are reserved for others; close one first",
                 limit=self._caller_max,
             )
         self._forget_anonymous(admitted)
