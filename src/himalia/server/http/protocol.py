@@ -7,7 +7,6 @@ they change. ``websocket.uvicorn_protocol`` has the WebSocket class.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -19,6 +18,8 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from himalia.protocol import ErrorBody, encode
+from himalia.protocol.models import ErrorResponse
 from himalia.pubsub.turns import Turns
 from himalia.server.http.admission import STATE_KEY, Admitted
 from himalia.server.http.security_headers import security_headers, with_transport_security
@@ -47,7 +48,7 @@ LINGER_BYTES_MAX = 16 * 1024 * 1024
 
 def plain_response(status: int, code: str, message: str) -> bytes:
     """Return a complete response, for requests that do not reach the application."""
-    body = json.dumps({"error": {"code": code, "message": message}}).encode()
+    body = encode(ErrorResponse(ErrorBody(code, message)))
     headers = {
         "content-type": "application/json",
         "content-length": str(len(body)),
