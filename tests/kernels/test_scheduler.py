@@ -76,7 +76,7 @@ class Stage:
         self._messages[request.id] = message
         return message
 
-    async def interrupt_quietly(self, caller: str) -> None:
+    async def interrupt(self, caller: str) -> None:
         self.interrupts += 1
 
     def message(self, request: Request, msg_type: str, **content: Any) -> KernelMessage:

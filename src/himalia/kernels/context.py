@@ -13,19 +13,18 @@ from himalia.pubsub import PubSubManager
 from himalia.settings import Settings
 
 
-class Parts(NamedTuple):
+class KernelContext(NamedTuple):
     """What all kernels of a server share."""
 
     manager: PubSubManager
     iopub: IopubThread
-    context: zmq.Context[zmq.Socket[bytes]]
+    sockets: zmq.Context[zmq.Socket[bytes]]
     settings: Settings
     tracing: RequestTracing | None
     clock: Callable[[], float] = time.monotonic
-    """By which requests go stale."""
+    """Gives the seconds after which requests go stale."""
 
 
 class RequestTracing(Protocol):
     def sending(self, request_id: str, topic: str) -> Callable[[str], None]:
         """A request is about to be sent; the function returned is called with its status when the kernel is done."""
-        ...

@@ -38,10 +38,10 @@ from himalia.keeper.kernel_process import KernelProcess
 from himalia.keeper.launch import check_attachable
 from himalia.keeper.spool_consumer import Bookmark
 from himalia.kernels.connection import check_listening
-from himalia.kernels.context import Parts, RequestTracing
+from himalia.kernels.context import KernelContext, RequestTracing
 from himalia.kernels.history import find_request, read_execution
 from himalia.kernels.kernel import Kernel
-from himalia.kernels.model import HostListener
+from himalia.kernels.model import HostListener, KernelIdentity
 from himalia.kernels.recovery import (
     Leftovers,
     bookmark_in,
@@ -102,6 +102,8 @@ class KernelHost:
         self._starting = 0
         # Could not be started, and are being ended: not listed, and not to be forgotten at the end.
         self._failed: set[Kernel] = set()
+        # Of attached kernels.
+        self._connection_files: dict[str, str] = {}
         self._attaching: dict[str, asyncio.Task[Kernel]] = {}
         self._is_open = False
         self._is_closing = False
@@ -111,9 +113,11 @@ class KernelHost:
 
     async def open(self) -> None:
         """Begin to listen, and find the kernels again that an earlier server left behind."""
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._parts = Parts(self._manager, IopubThread(), context, self._settings, self._tracing, self._clock)
-        self._parts.iopub.start()
+        sockets: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context = KernelContext(
+            self._manager, IopubThread(), sockets, self._settings, self._tracing, self._clock
+        )
+        self._context.iopub.start()
         kept = [
             found
             for directory in (self._directory, *self._earlier_directories)
@@ -148,18 +152,21 @@ class KernelHost:
         stay = self._settings.kernels_stay or not self._is_open
         try:
             ends = await asyncio.gather(
-                *[k.let_go() if stay or k.is_foreign else k.stop("the server stopped") for k in kernels],
+                *[
+                    k.supervisor.detach() if stay or k.is_foreign else k.stop("the server stopped")
+                    for k in kernels
+                ],
                 return_exceptions=True,
             )
             for end in ends:
                 if isinstance(end, BaseException):
                     logger.error("a kernel was not ended in order", exc_info=end)
         except asyncio.CancelledError:
-            await asyncio.gather(*[kernel.abandon() for kernel in kernels], return_exceptions=True)
+            await asyncio.gather(*[kernel.supervisor.abort() for kernel in kernels], return_exceptions=True)
             raise
         finally:
-            await asyncio.to_thread(self._parts.iopub.stop)
-            self._parts.context.destroy(linger=0)
+            await asyncio.to_thread(self._context.iopub.stop)
+            self._context.sockets.destroy(linger=0)
 
     # Kernels
 
@@ -204,7 +211,7 @@ class KernelHost:
                 # The directory of a log in memory is named after this process: no other server finds it.
                 keeps_files=not self._manager.log.url.startswith("memory:"),
             )
-            kernel = Kernel(kernel_id, name, self._parts, process, self, owner)
+            kernel = Kernel(KernelIdentity(kernel_id, name, owner), process, self._context, self)
             if self._listener is not None:
                 self._listener.kernel_started(kernel)
             try:
@@ -250,8 +257,8 @@ class KernelHost:
         """
         kernel = self.get(kernel_id)
         stopping = asyncio.ensure_future(kernel.stop(reason, caller))
-        if not await kernel.topic_writer.availability.wait_for(stopping):
-            kernel.topic_writer.availability.check()
+        if not await kernel.output.topic_writer.availability.wait_for(stopping):
+            kernel.output.topic_writer.availability.check()
         await stopping
         self._forget(kernel_id)
 
@@ -295,14 +302,14 @@ class KernelHost:
             logger.exception("kernel %s cannot be attached to again", kernel_id)
             return
         kernel = self.kernels[kernel_id] = Kernel(
-            kernel_id, process.name, self._parts, process, self, process.owner
+            KernelIdentity(kernel_id, process.name, process.owner), process, self._context, self
         )
         try:
             await self._resume(kernel, process)
         except HimaliaError as error:
             logger.error("kernel %s is left to its keeper until the next start: %s", kernel_id, error)
             self.kernels.pop(kernel_id, None)
-            await kernel.abandon()
+            await kernel.supervisor.abort()
 
     async def _resume(self, kernel: Kernel, process: KernelProcess) -> None:
         log, topic = self._manager.log, kernel.topic
@@ -341,14 +348,15 @@ class KernelHost:
         check_attachable(connection, attached.connection_file, self._settings.kernel_encryption)
         await check_listening(connection, within_s=within_s)
         name = connection.kernel_name or "attached"
-        kernel = Kernel(attached.kernel_id, name, self._parts, None, self, owner)
-        kernel.connection_file = attached.connection_file
+        kernel = Kernel(KernelIdentity(attached.kernel_id, name, owner), None, self._context, self)
         try:
             await kernel.open(connection, event, connection_file=attached.connection_file, caller=owner or "")
         except BaseException:
-            await (kernel.abandon() if kernel.topic_writer.availability.error else kernel.let_go())
+            availability = kernel.output.topic_writer.availability
+            await (kernel.supervisor.abort() if availability.error else kernel.supervisor.detach())
             raise
         self.kernels[attached.kernel_id] = kernel
+        self._connection_files[attached.kernel_id] = attached.connection_file
         return kernel
 
     async def _attach_again(self, attached: Attached) -> None:
@@ -365,8 +373,8 @@ class KernelHost:
             logger.warning("kernel %s is not attached again: %s", kernel_id, error)
             self._forget(kernel_id)
             return
-        await kernel.go_on_with(found)
-        kernel.settle_adopted()
+        await kernel.adopt_requests(found)
+        kernel.close_unanswered()
 
     def _remembered(self) -> list[Attached]:
         found = []
@@ -388,8 +396,7 @@ class KernelHost:
     def _id_of(self, path: Path) -> str:
         """The id of a foreign kernel: the same whenever its connection file is."""
         named = _FILE_ID.match(path.name)
-        other = self.kernels.get(named[1]) if named else None
-        if named and (other is None or other.connection_file == str(path)):
+        if named and (named[1] not in self.kernels or self._connection_files.get(named[1]) == str(path)):
             return named[1]
         return str(uuid5(NAMESPACE_URL, path.as_uri()))
 
@@ -409,7 +416,7 @@ class KernelHost:
     async def _give_up(self, kernel: Kernel) -> None:
         """End a kernel that did not start; what is to be said of it follows where the log cannot store it now."""
         self._failed.add(kernel)
-        await kernel.topic_writer.availability.wait_for(
+        await kernel.output.topic_writer.availability.wait_for(
             asyncio.ensure_future(kernel.stop("it did not start"))
         )
 
@@ -419,6 +426,7 @@ class KernelHost:
 
     def kernel_ended(self, kernel: Kernel) -> None:
         self.kernels.pop(kernel.id, None)
+        self._connection_files.pop(kernel.id, None)
         self._failed.discard(kernel)
         if self._listener is not None:
             self._listener.kernel_ended(kernel)
@@ -443,7 +451,7 @@ class KernelHost:
         while True:
             await asyncio.sleep(min(CULL_LOOK_S, idle_s / 2))
             for kernel in list(self.kernels.values()):
-                silent_s = kernel.silent_s
+                silent_s = kernel.output.monitor.silent_s
                 if not kernel.is_foreign and not kernel.is_busy and silent_s >= idle_s:
                     logger.info("kernel %s did nothing for %.0f s", kernel.id, silent_s)
                     try:

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
 from himalia.protocol.models import KernelState
 
-__all__ = ["HostListener", "KernelListener", "KernelModel", "KernelState"]
+__all__ = ["HostListener", "KernelIdentity", "KernelListener", "KernelModel", "KernelState"]
 
 if TYPE_CHECKING:
     from himalia.kernels.kernel import Kernel
 
 
+class KernelIdentity(NamedTuple):
+    """What does not change while a kernel lives."""
+
+    id: str
+    name: str
+    """Of its kernelspec."""
+    owner: str | None
+    """The caller whose kernel it is; the owner of its topic, if that exists already, takes precedence."""
+
+
 class KernelModel(msgspec.Struct, frozen=True, kw_only=True):
-    """What is told of a kernel. The first five fields are Jupyter Server's."""
+    """A kernel as clients see it. The first five fields are Jupyter Server's."""
 
     id: str
     name: str

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
-from himalia.errors import ExecutionNotFound, HimaliaError, TooManyRequests
+from himalia.errors import ExecutionNotFound, HimaliaError, KernelUnavailable, TooManyRequests
 from himalia.iopub.broker import IopubBroker
 from himalia.jupyter.duration import RunHistogram
 from himalia.jupyter.lifecycle import RequestStage, RequestState
@@ -46,8 +46,11 @@ class RequestTarget(Protocol):
     def send_request(self, request: Request) -> KernelMessage:
         """Send the request over the shell socket; returns the message sent."""
 
-    async def interrupt_quietly(self, caller: str) -> None:
-        """Interrupt the kernel for a caller, who is empty if a time limit is the cause. Must not raise."""
+    async def interrupt(self, caller: str) -> None:
+        """Interrupt the kernel for a caller, whose name is empty if a time limit is the cause.
+
+        Raises ``KernelUnavailable`` if the kernel is ending, or ``OSError``.
+        """
 
 
 class RequestScheduler:
@@ -345,7 +348,13 @@ class Interrupter:
         """Interrupt the kernel, once for each request and only while it has that request."""
         if request.interrupt is InterruptStage.REQUESTED and not request.state.is_done:
             request.interrupt = InterruptStage.SENT
-            self._tasks.spawn(self._target.interrupt_quietly(request.interrupt_caller))
+            self._tasks.spawn(self._interrupt(request))
+
+    async def _interrupt(self, request: Request) -> None:
+        try:
+            await self._target.interrupt(request.interrupt_caller)
+        except (KernelUnavailable, OSError):
+            logger.warning("request %s could not be interrupted", request.id, exc_info=True)
 
     async def finish(self) -> None:
         """Wait until every interrupt is sent."""

@@ -130,7 +130,7 @@ class Hosting:
 
     def kernel_ended(self, kernel: Kernel) -> None:
         self.counts.add(kernel)
-        by, reason = kernel.ended_by or SERVER, kernel.end_reason
+        by, reason = kernel.supervisor.ended_by or SERVER, kernel.supervisor.end_reason
         self._record(AuditEvent.KERNEL_STOPPED, by, kernel_id=kernel.id, reason=reason)
 
     def leftover_closed(self, kernel_id: str, reason: str) -> None:
@@ -243,7 +243,7 @@ class Hosting:
         either: set[asyncio.Future[Any]] = {request.closed, self._ended}
         while not (await asyncio.wait(either, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED))[0]:
             if request.status is not None:
-                kernel.topic_writer.availability.check()
+                kernel.output.topic_writer.availability.check()
         if not request.closed.done():
             raise ShuttingDown(
                 f"the server is shutting down while request {request.id} goes on; ask for its result later",

@@ -282,7 +282,7 @@ async def answer_input(
     kernel_id: KernelId,
 ) -> None:
     """Send the input that the running code waits for."""
-    (await _kernel(context, caller, kernel_id, Right.EXECUTE)).answer(body.value, caller.name)
+    (await _kernel(context, caller, kernel_id, Right.EXECUTE)).inputs.reply(body.value, caller.name)
     context.audit.record(AuditEvent.INPUT_ANSWERED, caller, kernel_id=kernel_id)
 
 
