@@ -20,7 +20,7 @@ from himalia.errors import KernelFailed
 from himalia.iopub.result import ExecutionResult
 from himalia.jupyter.records import read_headers
 from himalia.jupyter.wire import NOT_ON_IOPUB, Wire
-from himalia.kernels.host import KernelHost
+from himalia.kernels.host import HostOptions, KernelHost
 from himalia.kernels.model import KernelState
 from himalia.kernels.request import Code
 from himalia.log.api import Appended, Batch
@@ -597,7 +597,9 @@ class Clock:
 async def open_with_clock(hosting: Hosting, clock: Clock, **settings) -> KernelHost:  # type: ignore[no-untyped-def]
     host = await hosting.open(**settings)
     await host.close()
-    again = KernelHost(hosting.manager, Settings(log=hosting.url, **settings), clock=clock)
+    again = KernelHost(
+        hosting.manager, Settings(log=hosting.url, **settings), options=HostOptions(clock=clock)
+    )
     await again.open()
     assert hosting._opened is not None
     hosting._opened.host = again

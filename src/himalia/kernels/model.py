@@ -1,4 +1,4 @@
-"""A kernel as listings show it, and the callbacks by which kernels report to their host, and the host to the server."""
+"""A kernel as clients see it, and the listeners: of a kernel, which is its host, and of the host."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 from himalia.protocol.models import KernelState
 
-__all__ = ["HostListener", "KernelIdentity", "KernelListener", "KernelModel", "KernelState"]
+__all__ = ["HostListener", "KernelIdentity", "KernelListener", "KernelModel", "KernelState", "NoListener"]
 
 if TYPE_CHECKING:
     from himalia.kernels.kernel import Kernel
@@ -45,20 +45,37 @@ class KernelModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KernelListener(Protocol):
-    """Called on the event loop, and must not raise."""
+    """The host, as its kernels report to it. Called on the event loop, and must not raise."""
 
     def kernel_restarted(self, kernel: Kernel, caller: str) -> None:
         """It has a new process. ``caller`` is empty if the host restarted it because it died."""
 
     def kernel_ended(self, kernel: Kernel) -> None:
-        """It died or was stopped, and everything it said is in the log."""
+        """It died or was stopped, and all of its output is in the log."""
 
 
 class HostListener(KernelListener, Protocol):
-    """Called on the event loop, and must not raise."""
+    """The server, as its kernel host reports to it. Called on the event loop, and must not raise."""
 
     def kernel_started(self, kernel: Kernel) -> None:
         """Its process was started. It may run code from now on, although it has not answered yet."""
 
+    def kernel_attached(self, kernel: Kernel, caller: str) -> None:
+        """A caller attached it, or attached it again. ``caller`` is empty if none is known."""
+
     def leftover_closed(self, kernel_id: str, reason: str) -> None:
         """A kernel of an earlier server was gone when this host was opened."""
+
+
+class NoListener:
+    """A host listener that ignores every report."""
+
+    def kernel_started(self, kernel: Kernel) -> None: ...
+
+    def kernel_attached(self, kernel: Kernel, caller: str) -> None: ...
+
+    def kernel_restarted(self, kernel: Kernel, caller: str) -> None: ...
+
+    def kernel_ended(self, kernel: Kernel) -> None: ...
+
+    def leftover_closed(self, kernel_id: str, reason: str) -> None: ...

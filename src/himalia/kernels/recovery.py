@@ -29,15 +29,18 @@ from himalia.jupyter.records import (
     to_message,
     too_large_draft,
 )
-from himalia.jupyter.request_events import UNREADABLE
+from himalia.jupyter.request_events import UNREADABLE, EventKind, RequestEvent
 from himalia.jupyter.timeline import KernelTimeline
 from himalia.jupyter.wire import NOT_ON_IOPUB, Fault, FaultKind, KernelMessage, Wire
 from himalia.keeper import kernel_directory
 from himalia.keeper.client import KernelExit, left_exit, left_owner, read_spool, remove_leftovers
+from himalia.keeper.kernel_process import KernelProcess
 from himalia.keeper.limits import exit_reason
 from himalia.keeper.spool import Spooled
 from himalia.keeper.spool_consumer import SPOOL_WAS_FULL, Bookmark, Intake
 from himalia.kernels.history import last_iopub
+from himalia.kernels.kernel import Kernel
+from himalia.kernels.model import HostListener
 from himalia.kernels.topic_writer import KernelTopic, TopicWriter
 from himalia.log.api import Batch, Log
 from himalia.protocol.models import ExecutionStatus
@@ -49,7 +52,7 @@ from himalia.topics import KERNEL_TOPIC_PREFIX
 CHUNK = 4000
 
 
-def abandoned_draft(kernel_id: str, request: RequestState, reason: str) -> Draft:
+def encode_abandoned(kernel_id: str, request: RequestState, reason: str) -> Draft:
     """Encode the ``request_closed`` of a request whose kernel is gone, with the status that its records give."""
     # Its reply went to an earlier server.
     request = request.without_reply()
@@ -61,7 +64,7 @@ def abandoned_draft(kernel_id: str, request: RequestState, reason: str) -> Draft
     return request_closed_draft(kernel_id, closed)
 
 
-async def bookmark_in(log: Log, topic: str) -> Bookmark:
+async def find_position(log: Log, topic: str) -> Bookmark:
     """Find where to resume reading a kernel's spool: after the last of its messages that is in the topic."""
     last = await last_iopub(log, topic)
     if last is None:
@@ -138,10 +141,33 @@ async def _records(log: Log, topic: str, start: int, end: int | None = None) -> 
         start = chunk.records[-1].offset + 1
 
 
-def spooled_parent_ids(spooled: Iterator[Spooled], wire: Wire) -> set[str]:
+def read_parent_ids(spooled: Iterator[Spooled], wire: Wire) -> set[str]:
     """Return the parent ids of all messages in a spool. Reads all of it, so call it in a thread."""
     decoded = (wire.decode(entry.frames) for entry in spooled)
     return {message.parent_id for message in decoded if isinstance(message, KernelMessage)}
+
+
+async def resume_kernel(kernel: Kernel, process: KernelProcess) -> None:
+    """Connect to a kernel that its keeper has kept, and continue its requests and its output where the topic ends."""
+    try:
+        position = await find_position(kernel.log, kernel.topic)
+        requests = await open_requests(kernel.log, kernel.topic)
+    except TopicNotFound:
+        position, requests = Bookmark(), []
+    requests = await _mark_sent(process, requests)
+    await kernel.resume(process.connection, position, requests)
+    logger.info("attached to kernel %s again, %d requests open", kernel.id, len(requests))
+
+
+async def _mark_sent(process: KernelProcess, requests: list[RequestState]) -> list[RequestState]:
+    """Mark requests as sent that the spool mentions: the earlier server may have ended before it recorded that."""
+    if all(request.was_sent for request in requests):
+        return requests
+    connection = process.connection
+    wire = Wire(connection.key.encode(), scheme=connection.signature_scheme)
+    parents = await asyncio.to_thread(read_parent_ids, process.read_spool(-1), wire)
+    sent = RequestEvent(kind=EventKind.SENT, us=now_us())
+    return [request.apply(sent) if request.request_id in parents else request for request in requests]
 
 
 T = TypeVar("T")
@@ -153,17 +179,12 @@ LOOK_AGAIN_S = 0.05
 
 
 class Leftovers:
-    """Stores and closes what kernels left behind whose keeper is gone. Belongs to the event loop.
+    """Stores and closes what kernels left whose keeper is gone. Belongs to the event loop."""
 
-    ``on_closed`` is called with the id of each such kernel, and the reason of its end.
-    """
-
-    def __init__(
-        self, manager: PubSubManager, settings: Settings, on_closed: Callable[[str, str], None]
-    ) -> None:
+    def __init__(self, manager: PubSubManager, settings: Settings, listener: HostListener) -> None:
         self._manager = manager
         self._settings = settings
-        self._on_closed = on_closed
+        self._listener = listener
 
     async def settle(self, directory: Path) -> None:
         """Store the spool in a directory, close the open requests, and only then remove the directory.
@@ -209,7 +230,7 @@ class Leftovers:
         """Find where to resume reading; None if there is neither a topic nor a message to store in one."""
         topic = KERNEL_TOPIC_PREFIX + directory.name
         try:
-            return await bookmark_in(self._manager.log, topic)
+            return await find_position(self._manager.log, topic)
         except TopicNotFound:
             if await asyncio.to_thread(lambda: next(read_spool(directory), None)) is None:
                 return None
@@ -264,7 +285,7 @@ class Leftovers:
         if await has_ended(self._manager.log, topic):
             return
         drafts = [
-            abandoned_draft(kernel_id, request, f"the kernel is gone: {reason}")
+            encode_abandoned(kernel_id, request, f"the kernel is gone: {reason}")
             for request in await open_requests(self._manager.log, topic)
         ]
         known: dict[str, Any] = (
@@ -272,7 +293,7 @@ class Leftovers:
         )
         drafts.append(event_draft(kernel_id, KernelEvent.DIED, reason=reason, **known))
         await self._manager.publish(Batch(topic, drafts))
-        self._on_closed(kernel_id, reason)
+        self._listener.leftover_closed(kernel_id, reason)
 
 
 async def _read_to_end(intake: Intake) -> None:
