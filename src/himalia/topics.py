@@ -15,6 +15,9 @@ RESERVED = ("kernels", "pipeline")
 AUDIT_TOPIC = "audit.events"
 """The server's audit trail. Wildcards do not reach it: a pattern covers it only if it begins with ``audit.``."""
 
+PIPELINE_POSITIONS_TOPIC = "pipeline.positions"
+"""How far the pipeline has read, see ``protocol.models.PipelinePositions``."""
+
 _NAME = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*\Z")
 _PATTERN = re.compile(r"(?:(?:[A-Za-z0-9_-]+|\*)(?:\.(?:[A-Za-z0-9_-]+|\*))*(?:\.>)?|>)\Z")
 

@@ -12,15 +12,10 @@ import msgspec
 
 from himalia.client.events import Outgoing
 from himalia.errors import BadRequest
+from himalia.protocol.models import IncomingMessage
 
 CHUNK_BYTES = 1 << 16
 CHUNKS_AHEAD = 4
-
-
-class _Envelope(msgspec.Struct):
-    payload: msgspec.Raw
-    id: str | None = None
-    headers: dict[str, str] | None = None
 
 
 class Lines:
@@ -76,7 +71,7 @@ class Lines:
         msgspec.json.decode(line)
         if not self._envelope:
             return Outgoing(msgspec.Raw(line), headers=self._headers)
-        found = msgspec.json.decode(line, type=_Envelope)
+        found = msgspec.json.decode(line, type=IncomingMessage)
         return Outgoing(found.payload, found.id, {**(found.headers or {}), **self._headers})
 
 
