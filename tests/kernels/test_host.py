@@ -409,9 +409,9 @@ async def test_abort_what_lost_a_cancellation(hosting: Hosting) -> None:
             await never.wait()
         await never.wait()
 
-    kernel.supervisor._ending = asyncio.create_task(loses_the_first())
+    kernel.lifecycle._ending = asyncio.create_task(loses_the_first())
     await asyncio.sleep(0)
-    await asyncio.wait_for(kernel.supervisor.abort(), 30)
+    await asyncio.wait_for(kernel.lifecycle.abort(), 30)
     assert len(hosting.left()) == 2, "the kernel and its keeper live on"
 
 

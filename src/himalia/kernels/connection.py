@@ -21,7 +21,7 @@ from himalia.kernels.context import KernelContext
 from himalia.kernels.output import KernelOutput
 
 
-class ConnectionListener(Protocol):
+class KernelConnectionListener(Protocol):
     """The kernel, as its connection reports to it. Called on the event loop."""
 
     def on_shell_message(self, port: ShellPort, message: KernelMessage) -> None:
@@ -50,7 +50,7 @@ class KernelConnection:
         process: KernelProcess | None,
         output: KernelOutput,
         context: KernelContext,
-        listener: ConnectionListener,
+        listener: KernelConnectionListener,
     ) -> None:
         key, scheme = connection.key.encode(), connection.signature_scheme
         bytes_max = context.settings.kernel_message_bytes_max
@@ -142,7 +142,7 @@ class Heartbeat:
         connection: ConnectionInfo,
         sockets: zmq.Context[zmq.Socket[bytes]],
         interval_s: float,
-        listener: ConnectionListener,
+        listener: KernelConnectionListener,
     ) -> None:
         socket = sockets.socket(zmq.DEALER)
         connection.secure(socket)

@@ -14,7 +14,7 @@ from himalia.jupyter.records import KernelEvent
 from himalia.jupyter.wire import FaultKind, KernelMessage
 from himalia.keeper.kernel_process import KernelProcess
 from himalia.keeper.limits import exit_reason
-from himalia.kernels.connection import ConnectionListener, KernelConnection
+from himalia.kernels.connection import KernelConnection, KernelConnectionListener
 from himalia.kernels.context import KernelContext
 from himalia.kernels.output import KernelOutput
 from himalia.kernels.request import Request
@@ -39,7 +39,7 @@ class KernelConnector:
         process: KernelProcess | None,
         output: KernelOutput,
         context: KernelContext,
-        listener: ConnectionListener,
+        listener: KernelConnectionListener,
     ) -> None:
         self.process = process
         self._name = name

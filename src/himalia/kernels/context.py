@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 import zmq
 
 from himalia.iopub.listener import IopubThread
+from himalia.log.api import Log
 from himalia.pubsub import PubSubManager
 from himalia.settings import Settings
 
@@ -23,6 +24,10 @@ class KernelContext(NamedTuple):
     tracing: RequestTracing | None
     clock: Callable[[], float] = time.monotonic
     """Gives the seconds after which requests go stale."""
+
+    @property
+    def log(self) -> Log:
+        return self.manager.log
 
 
 class RequestTracing(Protocol):

@@ -93,8 +93,6 @@ class KernelHost:
         self.kernels: dict[str, Kernel] = {}
         self.specs = KernelSpecManager()
         self._listener: HostListener = listener or NoListener()
-        self._manager = manager
-        self._settings = settings
         self._descriptors = options.descriptors
         sockets: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._context = KernelContext(
@@ -125,7 +123,7 @@ class KernelHost:
             for found in found_keepers(directory)
         ]
         known = {KERNEL_TOPIC_PREFIX + directory.name for directory in kept}
-        topics = [info.name for info in await self._manager.log.topics() if info.name not in known]
+        topics = [info.name for info in await self._context.log.topics() if info.name not in known]
         gone = [directory for directory in kept if not await self._resume_kept(directory)]
         if gone:
             # A large spool, or a full disk, does not delay the start.
@@ -133,8 +131,8 @@ class KernelHost:
             await asyncio.wait(settling, timeout=SETTLE_WITHIN_S)
         await asyncio.gather(*[self._reattach(attachment) for attachment in self._attachments.load()])
         self._background.spawn(self._leftovers.close_forgotten(topics, self._is_forgotten))
-        if self._settings.kernel_cull_s:
-            self._background.spawn(_cull_idle(self.kernels, self._settings.kernel_cull_s))
+        if self._context.settings.kernel_cull_s:
+            self._background.spawn(_cull_idle(self.kernels, self._context.settings.kernel_cull_s))
         self._is_open = True
 
     async def close(self) -> None:
@@ -164,7 +162,7 @@ class KernelHost:
         if not closing.done():
             logger.warning(
                 "not all kernels have ended; their keepers end idle ones within %g s",
-                self._settings.kernel_keep_s,
+                self._context.settings.kernel_keep_s,
             )
             closing.cancel()
             await asyncio.wait({closing}, timeout=CANCEL_WITHIN_S)
@@ -186,11 +184,11 @@ class KernelHost:
             self._closed.set()
 
     async def _end_all(self, kernels: list[Kernel]) -> None:
-        stay = self._settings.kernels_stay or not self._is_open
+        stay = self._context.settings.kernels_stay or not self._is_open
         try:
             ends = await asyncio.gather(
                 *[
-                    kernel.supervisor.detach()
+                    kernel.lifecycle.detach()
                     if stay or kernel.is_foreign
                     else kernel.stop("the server stopped")
                     for kernel in kernels
@@ -201,7 +199,7 @@ class KernelHost:
                 if isinstance(end, BaseException):
                     logger.error("a kernel was not ended in order", exc_info=end)
         except asyncio.CancelledError:
-            await asyncio.gather(*[kernel.supervisor.abort() for kernel in kernels], return_exceptions=True)
+            await asyncio.gather(*[kernel.lifecycle.abort() for kernel in kernels], return_exceptions=True)
             raise
         finally:
             await asyncio.to_thread(self._context.iopub.stop)
@@ -248,7 +246,7 @@ class KernelHost:
     async def _start(
         self, name: str, cwd: Path | None, env: dict[str, str] | None, owner: str | None
     ) -> Kernel:
-        health = await self._manager.log.health()
+        health = await self._context.log.health()
         if not health.ok:
             raise LogUnavailable(health.problem or "the log cannot store now")
         kernel_id = str(uuid4())
@@ -258,14 +256,14 @@ class KernelHost:
             kernel_id,
             name,
             self._directory / "kernels" / kernel_id,
-            self._settings,
+            self._context.settings,
             cwd=cwd,
             env=env,
             owner=owner,
             specs=self.specs,
             descriptors=self._descriptors,
             # The directory of a log in memory is named after this process: no other server finds it.
-            keeps_files=not self._manager.log.url.startswith("memory:"),
+            keeps_files=not self._context.log.url.startswith("memory:"),
         )
         kernel = Kernel(KernelIdentity(kernel_id, name, owner), process, self._context, self)
         self._listener.kernel_started(kernel)
@@ -350,7 +348,7 @@ class KernelHost:
     ) -> Kernel:
         file = attachment.connection_file
         address = read_connection_file(Path(file))
-        check_attachable(address, file, self._settings.kernel_encryption)
+        check_attachable(address, file, self._context.settings.kernel_encryption)
         await check_listening(address, within_s=within_s)
         identity = KernelIdentity(attachment.kernel_id, address.kernel_name or "attached", owner)
         kernel = Kernel(identity, None, self._context, self)
@@ -358,7 +356,7 @@ class KernelHost:
             await kernel.open(address, event, connection_file=file, caller=owner or "")
         except BaseException:
             availability = kernel.output.topic_writer.availability
-            await (kernel.supervisor.abort() if availability.error else kernel.supervisor.detach())
+            await (kernel.lifecycle.abort() if availability.error else kernel.lifecycle.detach())
             raise
         self.kernels[kernel.id] = kernel
         self._attachments.add_connected(attachment)
@@ -403,9 +401,9 @@ class KernelHost:
 
         ``keeps_json`` for a result that is only to be encoded: see ``OutputBuilder``.
         """
-        log, topic = self._manager.log, KERNEL_TOPIC_PREFIX + kernel_id
+        log, topic = self._context.log, KERNEL_TOPIC_PREFIX + kernel_id
         kernel = self.kernels.get(kernel_id)
-        start = kernel.scheduler.offset_of(request_id) if kernel is not None else None
+        start = kernel.scheduler.log.offset_of(request_id) if kernel is not None else None
         try:
             if start is None:
                 start = await find_request(log, topic, request_id)
@@ -462,7 +460,7 @@ class KernelHost:
         except HimaliaError as error:
             logger.error("kernel %s is left to its keeper until the next start: %s", kernel_id, error)
             self.kernels.pop(kernel_id, None)
-            await kernel.supervisor.abort()
+            await kernel.lifecycle.abort()
         return True
 
     async def _reattach(self, attachment: Attachment) -> None:
@@ -470,10 +468,10 @@ class KernelHost:
         kernel_id = attachment.kernel_id
         topic = KERNEL_TOPIC_PREFIX + kernel_id
         try:
-            since_us = (await self._manager.log.info(topic)).last_ts_us
-            requests = await open_requests(self._manager.log, topic)
+            since_us = (await self._context.log.info(topic)).last_ts_us
+            requests = await open_requests(self._context.log, topic)
             gap = event_draft(kernel_id, KernelEvent.GAP, since_us=since_us, reason="the server was away")
-            await self._manager.publish(Batch(topic, [gap]))
+            await self._context.manager.publish(Batch(topic, [gap]))
             kernel = await self._connect_foreign(attachment, KernelEvent.REATTACHED, None, LISTENS_WITHIN_S)
         except (HimaliaError, OSError) as error:
             logger.warning("kernel %s is not attached again: %s", kernel_id, error)
@@ -486,7 +484,7 @@ class KernelHost:
         """Whether a topic is of a kernel that is not known here. On a shared log it may be another server's."""
         kernel_id = topic.removeprefix(KERNEL_TOPIC_PREFIX)
         is_known = kernel_id == topic or kernel_id in self.kernels or kernel_id in self._attaching
-        return not is_known and self._manager.log.url.startswith("sqlite:")
+        return not is_known and self._context.log.url.startswith("sqlite:")
 
     # As the listener of its kernels
 

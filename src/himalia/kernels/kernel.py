@@ -15,11 +15,11 @@ from himalia.keeper.spool_consumer import Bookmark
 from himalia.kernels.connector import KernelConnector
 from himalia.kernels.context import KernelContext
 from himalia.kernels.input_requests import InputRequests
+from himalia.kernels.kernel_lifecycle import KernelLifecycle
 from himalia.kernels.model import KernelIdentity, KernelListener, KernelModel, KernelState
 from himalia.kernels.output import KernelOutput
 from himalia.kernels.request import Code, Request
 from himalia.kernels.scheduler import RequestScheduler
-from himalia.kernels.supervisor import KernelSupervisor
 from himalia.log.api import Log
 from himalia.tasks import TaskSet
 
@@ -52,14 +52,14 @@ class Kernel:
             tracing=context.tracing,
         )
         self.inputs = InputRequests(self.connector, self.output, self.scheduler)
-        self.supervisor = KernelSupervisor(
+        self.lifecycle = KernelLifecycle(
             self.connector,
             self.output,
             self.scheduler,
             self,
             restarts_dead=context.settings.kernel_auto_restart,
         )
-        self.log: Log = context.manager.log
+        self.log: Log = context.log
         self._listener = listener
         self._tasks = TaskSet(logger, f"requests of an earlier server to kernel {self.id} were not closed")
 
@@ -79,11 +79,11 @@ class Kernel:
 
     @property
     def is_alive(self) -> bool:
-        return self.supervisor.is_alive
+        return self.lifecycle.is_alive
 
     @property
     def state(self) -> KernelState:
-        return self.supervisor.state
+        return self.lifecycle.state
 
     @property
     def is_busy(self) -> bool:
@@ -106,7 +106,7 @@ class Kernel:
             queued=self.scheduler.queued,
             active_request=active.id if active is not None else None,
             pid=self.process.pid if self.process is not None else None,
-            started_us=self.supervisor.started_us,
+            started_us=self.lifecycle.started_us,
             buffered_bytes=self.output.topic_writer.buffered_bytes,
         )
 
@@ -120,7 +120,7 @@ class Kernel:
         await self.output.topic.create()
         recorded = self.output.append_event(event, name=self.name, owner=self.owner, **data)
         await self.output.topic_writer.wait_committed(recorded)
-        await self.supervisor.connect(address)
+        await self.lifecycle.connect(address)
 
     async def resume(
         self, address: ConnectionInfo, position: Bookmark, requests: Sequence[RequestState]
@@ -132,7 +132,7 @@ class Kernel:
         # Before connecting: messages in the spool may belong to these requests.
         await self.adopt_requests(requests)
         self.output.position = position
-        self.supervisor.connect_running(address)
+        self.lifecycle.connect_running(address)
         self.close_unanswered()
 
     async def adopt_requests(self, requests: Sequence[RequestState]) -> None:
@@ -157,22 +157,22 @@ class Kernel:
 
     async def execute(self, code: Code) -> Request:
         """Queue code. The request can be found in the log when this returns."""
-        self.supervisor.check_alive()
+        self.lifecycle.check_alive()
         self.output.monitor.note_request()
         return await self.scheduler.submit(code)
 
     async def interrupt(self, caller: str = "") -> None:
         """Interrupt the running code. ``KernelUnavailable`` if the kernel is dead or ending."""
-        self.supervisor.check_alive()
+        self.lifecycle.check_alive()
         await self.connector.interrupt(caller)
 
     async def restart(self, reason: str = "asked to", caller: str = "") -> None:
-        """Start a new process for it; see ``KernelSupervisor.restart``."""
-        await self.supervisor.restart(reason, caller)
+        """Start a new process for it; see ``KernelLifecycle.restart``."""
+        await self.lifecycle.restart(reason, caller)
 
     async def stop(self, reason: str = "asked to", caller: str = "") -> None:
         """End it, or detach from an attached one; returns when all of its output is committed."""
-        await self.supervisor.stop(reason, caller)
+        await self.lifecycle.stop(reason, caller)
 
     # As the listener of its connection
 
@@ -191,13 +191,13 @@ class Kernel:
 
     def on_responding(self, responding: bool) -> None:
         """The kernel stopped answering pings, or answers again."""
-        self.supervisor.on_responding(responding)
+        self.lifecycle.on_responding(responding)
 
     def on_exit(self, returncode: int) -> None:
         """Its process has ended."""
-        self.supervisor.on_exit(returncode)
+        self.lifecycle.on_exit(returncode)
 
-    # As the listener of its supervisor
+    # As the listener of its life cycle
 
     def on_restarted(self, caller: str) -> None:
         """It has a new process."""

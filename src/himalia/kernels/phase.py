@@ -1,4 +1,4 @@
-"""The phases of a hosted kernel, and the transitions between them. Decides only; the supervisor acts."""
+"""The phases of a hosted kernel, and the transitions between them. Decides only; ``KernelLifecycle`` acts."""
 
 from __future__ import annotations
 

@@ -49,7 +49,13 @@ from himalia.record import Draft, Record, now_us
 from himalia.settings import Settings
 from himalia.topics import KERNEL_TOPIC_PREFIX
 
+T = TypeVar("T")
+
+logger = logging.getLogger("himalia.kernels")
+
 CHUNK = 4000
+LOOK_AGAIN_S = 0.05
+"""How long to wait for a slow log before reading more of the spool."""
 
 
 def encode_abandoned(kernel_id: str, request: RequestState, reason: str) -> Draft:
@@ -170,14 +176,6 @@ async def _mark_sent(process: KernelProcess, requests: list[RequestState]) -> li
     return [request.apply(sent) if request.request_id in parents else request for request in requests]
 
 
-T = TypeVar("T")
-
-logger = logging.getLogger("himalia.kernels")
-
-LOOK_AGAIN_S = 0.05
-"""How long to wait for a slow log before reading more of the spool."""
-
-
 class Leftovers:
     """Stores and closes what kernels left whose keeper is gone. Belongs to the event loop."""
 
@@ -212,8 +210,8 @@ class Leftovers:
         kernel_id = directory.name
         exit_ = await asyncio.to_thread(left_exit, directory)
         reason = _death_reason(exit_)
-        bookmark = await self._bookmark(directory)
-        if bookmark is None:
+        position = await self._find_position(directory)
+        if position is None:
             return True
         try:
             connection = await asyncio.to_thread(read_connection_file, recorded_connection_file(directory))
@@ -222,11 +220,11 @@ class Leftovers:
             logger.error("the spool in %s cannot be verified, and stays there: %s", directory, error.message)
             await self._close(kernel_id, f"{reason}; its last output is in {directory}", exit_)
             return False
-        await self._append(directory, connection, bookmark, exit_)
+        await self._append(directory, connection, position, exit_)
         await self._close(kernel_id, reason, exit_)
         return True
 
-    async def _bookmark(self, directory: Path) -> Bookmark | None:
+    async def _find_position(self, directory: Path) -> Bookmark | None:
         """Find where to resume reading; None if there is neither a topic nor a message to store in one."""
         topic = KERNEL_TOPIC_PREFIX + directory.name
         try:
@@ -241,9 +239,9 @@ class Leftovers:
         return Bookmark()
 
     async def _append(
-        self, directory: Path, connection: ConnectionInfo, bookmark: Bookmark, exit_: KernelExit | None
+        self, directory: Path, connection: ConnectionInfo, position: Bookmark, exit_: KernelExit | None
     ) -> None:
-        """Append the spool's messages after the bookmark to the topic; returns when they are committed."""
+        """Append the spool's messages after the position to the topic; returns when they are committed."""
         kernel_id = directory.name
         limit = self._settings.kernel_message_bytes_max
         topic_writer = TopicWriter(
@@ -262,7 +260,7 @@ class Leftovers:
                 refused_types=NOT_ON_IOPUB,
             ),
             directory,
-            bookmark,
+            position,
             is_blocked=lambda: topic_writer.is_full,
             on_faults=partial(_report_too_large, topic_writer, limit),
             on_gap=lambda count: topic_writer.offer_draft(gap_draft(kernel_id, count, SPOOL_WAS_FULL)),

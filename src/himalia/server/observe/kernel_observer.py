@@ -36,7 +36,7 @@ class KernelObserver:
     def kernel_ended(self, kernel: Kernel) -> None:
         """Keep its counts, and record who stopped it and why it ended."""
         self.counts.add(kernel)
-        by, reason = kernel.supervisor.ended_by or SERVER, kernel.supervisor.end_reason
+        by, reason = kernel.lifecycle.ended_by or SERVER, kernel.lifecycle.end_reason
         self._audit.record(AuditEvent.KERNEL_STOPPED, by, kernel_id=kernel.id, reason=reason)
 
     def leftover_closed(self, kernel_id: str, reason: str) -> None:

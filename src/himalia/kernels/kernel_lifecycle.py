@@ -24,8 +24,8 @@ logger = logging.getLogger("himalia.kernels")
 CANCEL_AGAIN_S = 0.5
 
 
-class SupervisorListener(Protocol):
-    """The kernel, as its supervisor reports to it. Called on the event loop, and must not raise."""
+class LifecycleListener(Protocol):
+    """The kernel, as its life cycle reports to it. Called on the event loop, and must not raise."""
 
     def on_restarted(self, caller: str) -> None:
         """It has a new process. ``caller`` is empty if it was restarted because it died."""
@@ -34,7 +34,7 @@ class SupervisorListener(Protocol):
         """It died or was stopped, and its last record is committed, or never will be."""
 
 
-class KernelSupervisor:
+class KernelLifecycle:
     """Belongs to the event loop. The order of events at an end is in ``_run_end``."""
 
     def __init__(
@@ -42,7 +42,7 @@ class KernelSupervisor:
         connector: KernelConnector,
         output: KernelOutput,
         scheduler: RequestScheduler,
-        listener: SupervisorListener,
+        listener: LifecycleListener,
         *,
         restarts_dead: bool,
     ) -> None:
