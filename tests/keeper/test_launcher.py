@@ -24,7 +24,7 @@ LINES = 8_000
 
 def keeper_pid(kernel: Kernel) -> int:
     assert kernel.process is not None
-    about = kernel_directory.read_about(kernel.process.directory)
+    about = kernel_directory.read_info(kernel.process.directory)
     assert about is not None
     return int(about["keeper_pid"])
 

@@ -31,7 +31,7 @@ from himalia.iopub.listener import IopubThread
 from himalia.iopub.result import ExecutionResult
 from himalia.jupyter.connection_file import read_connection_file, runtime_connection_files
 from himalia.jupyter.records import KernelEvent, event_draft
-from himalia.keeper.client import KeeperGone, found_keepers
+from himalia.keeper.client import KeeperGone, list_keeper_directories
 from himalia.keeper.kernel_process import KernelProcess
 from himalia.keeper.launch import check_attachable
 from himalia.kernels.attachments import Attachment, Attachments, locate_connection_file
@@ -120,7 +120,7 @@ class KernelHost:
         kept = [
             found
             for directory in (self._directory, *self._earlier_directories)
-            for found in found_keepers(directory)
+            for found in list_keeper_directories(directory)
         ]
         known = {KERNEL_TOPIC_PREFIX + directory.name for directory in kept}
         topics = [info.name for info in await self._context.log.topics() if info.name not in known]

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from himalia.errors import HimaliaError, KernelUnavailable
 from himalia.jupyter.connection_file import ConnectionInfo
 from himalia.jupyter.records import DISK_WAS_FULL, KernelEvent
-from himalia.keeper.client import Keeper
+from himalia.keeper.client import KeeperClient
 from himalia.keeper.kernel_process import KernelProcess
 from himalia.keeper.limits import exit_reason
 from himalia.kernels.connector import KernelConnector
@@ -252,7 +252,7 @@ class KernelLifecycle:
             await self._output.topic_writer.close()
             self._listener.on_ended()
 
-    async def _commit_output(self, keeper: Keeper) -> None:
+    async def _commit_output(self, keeper: KeeperClient) -> None:
         await self._connector.commit_output()
 
     async def _wait_restarted(self) -> None:
