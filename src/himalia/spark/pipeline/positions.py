@@ -10,7 +10,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from himalia.record import Position
 from himalia.spark.delta.table import Table
 from himalia.spark.pipeline.plan import Plan
-from himalia.tables.tables import read_positions
+from himalia.tables.delta_tables import read_positions
 
 SCHEMA = StructType(
     [
