@@ -61,7 +61,7 @@ class PositionsTable:
                 "offset": pa.array(after.values(), pa.int64()),
             }
         )
-        self._table.commit(batch, self._table.stage_local(rows, batch), replacing_all=True)
+        self._table.commit(batch, self._table.staging.write_rows(rows, batch), replacing_all=True)
         self.next = after
 
     def after(self, plan: Plan) -> dict[tuple[str, str], int]:
