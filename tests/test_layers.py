@@ -12,7 +12,7 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "himalia"
 
 VALUES = {"record", "errors", "topics", "token_proof"}
-FOUNDATION = VALUES | {"settings", "local_server", "retry", "throttle", "file_lock", "tasks"}
+FOUNDATION = VALUES | {"settings", "local_server", "retry", "throttle", "file_lock", "tasks", "child_process"}
 BROKER = FOUNDATION | {"log", "protocol", "pubsub"}
 JUPYTER = VALUES | {"protocol", "jupyter"}
 IOPUB = JUPYTER | {"throttle", "iopub"}
@@ -28,6 +28,7 @@ MAY_IMPORT = {
     "throttle": set(),
     "file_lock": set(),
     "tasks": set(),
+    "child_process": set(),
     "settings": FOUNDATION,
     "local_server": FOUNDATION,
     "log": FOUNDATION | {"log"},
