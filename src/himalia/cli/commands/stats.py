@@ -1,4 +1,4 @@
-"""``himalia stats``: what the server counts."""
+"""``himalia stats``: counters and rates of the server."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from himalia.cli.options import Json, Token, Url, connect, make_app, run
+from himalia.cli.options import Json, Token, Url, connect, make_app, run_async
 from himalia.cli.terminal.output import make_table, print_json
 from himalia.cli.terminal.units import format_duration, format_size
 from himalia.protocol.models import Stats, SubscriberStats, TopicStats
@@ -19,7 +19,7 @@ REFRESH_S = 1.0
 
 @app.command("stats")
 def stats(
-    watch: Annotated[bool, typer.Option("--watch", help="Show it anew every second, until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Update every second until Ctrl-C.")] = False,
     url: Url = None,
     token: Token = None,
     json: Json = False,
@@ -32,7 +32,7 @@ def stats(
 
         himalia stats --json
     """
-    run(_watch(url, token, json=json) if watch else _show(url, token, json=json))
+    run_async(_watch(url, token, json=json) if watch else _show(url, token, json=json))
 
 
 async def _show(url: str | None, token: str | None, *, json: bool) -> None:
@@ -46,7 +46,7 @@ async def _show(url: str | None, token: str | None, *, json: bool) -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(width=10_000)
-    console.print(_picture(found))
+    console.print(_render(found))
 
 
 async def _watch(url: str | None, token: str | None, *, json: bool) -> None:
@@ -57,14 +57,14 @@ async def _watch(url: str | None, token: str | None, *, json: bool) -> None:
                 await asyncio.sleep(REFRESH_S)
         from rich.live import Live
 
-        with Live(_picture(await client.stats()), auto_refresh=False) as live:
+        with Live(_render(await client.stats()), auto_refresh=False) as live:
             while True:
                 await asyncio.sleep(REFRESH_S)
-                live.update(_picture(await client.stats()), refresh=True)
+                live.update(_render(await client.stats()), refresh=True)
 
 
-def _picture(stats: Stats) -> Any:
-    """The tables that have something in them, one below the other."""
+def _render(stats: Stats) -> Any:
+    """Return the tables that have rows, one below the other."""
     from rich.console import Group
     from rich.text import Text
 

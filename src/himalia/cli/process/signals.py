@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Self, TypeVar
 
-from himalia.cli.terminal.output import printable
+from himalia.cli.terminal.output import escape_controls
 from himalia.errors import HimaliaError
 
 INTERRUPTED = 130
@@ -136,7 +136,9 @@ class Interrupts:
             await interrupt()
         except HimaliaError as error:
             print(
-                f"the kernel cannot be interrupted: {printable(error.message)}", file=sys.stderr, flush=True
+                f"the kernel cannot be interrupted: {escape_controls(error.message)}",
+                file=sys.stderr,
+                flush=True,
             )
 
     def _leave(self) -> None:

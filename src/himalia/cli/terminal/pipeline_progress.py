@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
-from himalia.cli.terminal.output import print_json, print_warning, printable
+from himalia.cli.terminal.output import escape_controls, print_json, print_warning
 from himalia.cli.terminal.units import format_duration
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class _LineDisplay:
         self._json = json
 
     def note(self, text: str) -> None:
-        print(printable(text), file=sys.stderr, flush=True)
+        print(escape_controls(text), file=sys.stderr, flush=True)
 
     def warn(self, text: str) -> None:
         print_warning(text)
@@ -119,12 +119,14 @@ class _LiveDisplay:
     def note(self, text: str) -> None:
         from rich.text import Text
 
-        self._console.print(Text(printable(text), style="dim"), soft_wrap=True)
+        self._console.print(Text(escape_controls(text), style="dim"), soft_wrap=True)
 
     def warn(self, text: str) -> None:
         from rich.text import Text
 
-        self._console.print(Text.assemble(("warning: ", "bold yellow"), printable(text)), soft_wrap=True)
+        self._console.print(
+            Text.assemble(("warning: ", "bold yellow"), escape_controls(text)), soft_wrap=True
+        )
 
     def show(self, progress: Progress) -> None:
         done = progress.total_rows

@@ -1,4 +1,4 @@
-"""``himalia pipeline show``: the rows of a table, or what tables there are."""
+"""``himalia pipeline show``: the rows of a table, or the list of tables."""
 
 from __future__ import annotations
 
@@ -22,27 +22,25 @@ LIMIT = 20
 
 @app.command("show")
 def show(
-    table: Annotated[
-        str | None, typer.Argument(help="The table; without it, a list of what tables there are.")
-    ] = None,
+    table: Annotated[str | None, typer.Argument(help="The table; without it, list the tables.")] = None,
     where: Where = None,
     order: Annotated[
         str | None,
         typer.Option(
-            "--order", help="Columns, each with asc or desc; the newest first by default.", metavar="COLUMNS"
+            "--order", help="Columns, each with asc or desc; newest first by default.", metavar="COLUMNS"
         ),
     ] = None,
     columns: Annotated[
         str | None,
         typer.Option("--columns", help="Only these, separated by commas; '*' for all.", metavar="COLUMNS"),
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", help="At most so many rows.", min=1)] = LIMIT,
+    limit: Annotated[int, typer.Option("--limit", help="Show at most N rows.", min=1)] = LIMIT,
     warehouse: WarehouseOption = None,
     json: Json = False,
 ) -> None:
-    """Show rows of a table that the pipeline made, the newest first.
+    """Show rows of a table of the pipeline, newest first.
 
-    Needs neither the server nor Spark. With --json it is one array with all columns, times in UTC.
+    Needs neither the server nor Spark. --json prints one array with all columns, and times in UTC.
 
     Examples:
 
@@ -60,15 +58,15 @@ def show(
 
     wanted = _columns(table, columns, json=json)
 
-    def ask(limit: int) -> Result:
+    def query(limit: int) -> Result:
         return Tables(path).read(table, where=where, order=order, columns=wanted, limit=limit)
 
     if json:
-        print_as_json(lambda: ask(limit))
+        print_as_json(lambda: query(limit))
     else:
-        empty = f"no row of {table} is there" + (" for which that holds" if where else " yet")
-        # One more tells whether there are more.
-        print_as_table(lambda: ask(limit + 1), limit, empty=empty)
+        empty = f"{table} has no rows" + (" that match" if where else " yet")
+        # One more, to find out whether there are more.
+        print_as_table(lambda: query(limit + 1), limit, empty=empty)
 
 
 def _columns(table: str, given: str | None, *, json: bool) -> list[str] | None:
