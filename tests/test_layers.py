@@ -12,7 +12,7 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "himalia"
 
 VALUES = {"record", "errors", "topics", "token_proof"}
-FOUNDATION = VALUES | {"settings", "local_server", "retry", "throttle", "file_lock", "tasks"}
+FOUNDATION = VALUES | {"settings", "local_server", "retry", "throttle", "file_lock", "tasks", "ndjson"}
 BROKER = FOUNDATION | {"log", "protocol", "pubsub"}
 JUPYTER = VALUES | {"protocol", "jupyter"}
 IOPUB = JUPYTER | {"throttle", "iopub"}
@@ -28,6 +28,7 @@ MAY_IMPORT = {
     "throttle": set(),
     "file_lock": set(),
     "tasks": set(),
+    "ndjson": set(),
     "settings": FOUNDATION,
     "local_server": FOUNDATION,
     "log": FOUNDATION | {"log"},
@@ -37,7 +38,7 @@ MAY_IMPORT = {
     "keeper": KEEPER,
     "kernels": BROKER | KEEPER | {"kernels"},
     "protocol": VALUES | {"protocol"},
-    "client": VALUES | {"tls", "retry", "local_server", "protocol", "client"},
+    "client": VALUES | {"tls", "retry", "ndjson", "local_server", "protocol", "client"},
     "spark": VALUES
     | {"tls", "retry", "file_lock", "local_server", "protocol", "client", "tables", "malloc", "spark"},
     "tables": VALUES | {"protocol", "tables"},

@@ -10,6 +10,10 @@ from himalia.errors import BadRequest
 NAME_LENGTH_MAX = 255
 KERNEL_TOPIC_PREFIX = "kernels."
 """Followed by the kernel's id: the topic of its output."""
+PIPELINE_TOPIC_PREFIX = "pipeline."
+"""Followed by the name of a table: the topic of its changes."""
+PIPELINE_POSITIONS_TOPIC = "pipeline.positions"
+"""Where the pipeline reports how far it has read."""
 RESERVED = ("kernels", "pipeline")
 """First segments of topics that only the server publishes to; clients may read them."""
 AUDIT_TOPIC = "audit.events"

@@ -83,7 +83,13 @@ def test_the_keeper_is_small() -> None:
     assert not modules & {"asyncio", "logging", "msgspec", "pydantic", "jupyter_client", "traitlets"}
     ours = {name for name in loaded.stdout.split() if name.startswith("himalia")}
     others = {name for name in ours if not name.startswith("himalia.keeper")}
-    assert others == {"himalia", "himalia.file_lock", "himalia.jupyter", "himalia.jupyter.burst"}
+    assert others == {
+        "himalia",
+        "himalia.file_lock",
+        "himalia.jupyter",
+        "himalia.jupyter.burst",
+        "himalia.ndjson",
+    }
 
 
 def test_a_lease_is_over_when_nobody_held_it_for_its_time() -> None:

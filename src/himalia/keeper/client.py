@@ -25,6 +25,7 @@ from himalia.keeper.limits import Limits
 from himalia.keeper.log_file import log_tail
 from himalia.keeper.spool import SPOOL_BYTES_MAX, Spooled, read_spool
 from himalia.local_server import make_private
+from himalia.ndjson import LineSplitter
 
 __all__ = [
     "Keeper",
@@ -319,14 +320,11 @@ class Keeper:
         return KeeperGone(f"the keeper of kernel {self.directory.name} {what}", directory=str(self.directory))
 
     async def _read(self) -> None:
-        received = bytearray()
+        splitter = LineSplitter()
         try:
             while data := await self._loop.sock_recv(self._socket, 1 << 16):
-                received += data
-                if b"\n" in data:
-                    *lines, received = received.split(b"\n")
-                    for line in lines:
-                        self._take(json.loads(line))
+                for line in splitter.feed(data):
+                    self._take(json.loads(line))
         except (OSError, ValueError) as error:
             logger.warning("reading from the keeper of %s failed: %s", self.directory.name, error)
         finally:

@@ -20,6 +20,7 @@ from himalia.errors import (
     TooManyBodies,
 )
 from himalia.log.api import Appended, Batch
+from himalia.ndjson import LineSplitter
 from himalia.protocol import Message, models
 from himalia.protocol.messages import DECODE_ERRORS, canonical_uuid, decode_error
 from himalia.pubsub.turns import Turns
@@ -338,19 +339,11 @@ async def _lines(request: Request, broker: Broker, *, is_atomic: bool) -> AsyncI
         body_of(request.scope).allow(broker.settings.bulk_bytes_max, " if it has a producer")
     else:
         body_of(request.scope).stream(BYTES_AT_ONCE)
-    # Parts of the line whose end has not arrived.
-    parts: list[bytes] = []
-    length = 0
+    splitter = LineSplitter()
     async for data in request.stream():
-        part, *others = data.split(b"\n")
-        parts.append(part)
-        length += len(part)
-        if others:
-            yield b"".join(parts)
-            for line in others[:-1]:
-                yield line
-            parts, length = others[-1:], len(others[-1])
-        if length > line_bytes_max:
+        for line in splitter.feed(data):
+            yield line
+        if splitter.pending_bytes > line_bytes_max:
             raise MessageTooLarge(f"a line has at most {line_bytes_max} bytes")
-    if length:
-        yield b"".join(parts)
+    for line in splitter.finish():
+        yield line

@@ -19,10 +19,10 @@ from himalia.errors import HimaliaError, TopicNotFound, Unauthorized
 from himalia.record import Position
 from himalia.retry import TRANSIENT_ERRORS
 from himalia.spark.pipeline.server_client import ServerClient
+from himalia.topics import PIPELINE_POSITIONS_TOPIC
 
 logger = logging.getLogger("himalia.spark")
 
-POSITIONS_TOPIC = "pipeline.positions"
 POSITIONS_BYTES_MAX = 900_000
 POSITIONS_KEPT = {"count": 10}
 BODY_ROWS = 1_000
@@ -57,7 +57,7 @@ class Feedback:
 
     def publish_positions(self, positions: Mapping[str, Position]) -> None:
         """Publish how far the log is read, for the server's retention to wait for the pipeline."""
-        self._publish_or_warn(POSITIONS_TOPIC, [_positions_payload(positions)])
+        self._publish_or_warn(PIPELINE_POSITIONS_TOPIC, [_positions_payload(positions)])
 
     def _publish_or_warn(self, topic: str, payloads: Sequence[bytes], sequence: int | None = None) -> bool:
         """Publish; return whether it succeeded. Permanent errors are logged: the tables do not depend on it."""
@@ -87,7 +87,7 @@ class Feedback:
                 return
             except TopicNotFound:
                 pass  # it was deleted meanwhile
-        self._server.create_topic(topic, POSITIONS_KEPT if topic == POSITIONS_TOPIC else None)
+        self._server.create_topic(topic, POSITIONS_KEPT if topic == PIPELINE_POSITIONS_TOPIC else None)
         self._created.add(topic)
         self._server.publish(topic, payloads, producer=self._producer, sequence=sequence)
 
