@@ -15,7 +15,7 @@ import httpx
 import uvloop
 from websockets.asyncio.client import ClientConnection, connect
 
-from himalia.server.context import Broker
+from himalia.server.context import ServerContext
 from himalia.server.run import Server, listen, serve_on
 from himalia.settings import Settings
 from himalia.topics import AUDIT_TOPIC
@@ -30,7 +30,7 @@ class RunningServer:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.broker = Broker(settings)
+        self.context = ServerContext(settings)
         self._listener = listen(settings.host, settings.port)
         self._listening = threading.Event()
         self._server: Server | None = None
@@ -45,7 +45,7 @@ class RunningServer:
     def _run(self) -> None:
         async def main() -> None:
             self.loop = asyncio.get_running_loop()
-            await serve_on(self.broker, self._listener, self._on_listening)
+            await serve_on(self.context, self._listener, self._on_listening)
 
         try:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -75,7 +75,7 @@ class RunningServer:
 
     @property
     def token(self) -> str | None:
-        return self.broker.token
+        return self.context.token
 
     def http(self, **options: Any) -> httpx.Client:
         options.setdefault("verify", NO_TLS)
@@ -110,13 +110,13 @@ class RunningServer:
     def wait_for_audit(self) -> None:
         """Wait until all that was recorded so far is in the audit trail, which is appended to in the background."""
         assert self.loop is not None
-        asyncio.run_coroutine_threadsafe(self.broker.audit._idle.wait(), self.loop).result(DEADLINE_S)
+        asyncio.run_coroutine_threadsafe(self.context.audit._idle.wait(), self.loop).result(DEADLINE_S)
 
     def audit_trail(self, *events: str) -> list[dict[str, Any]]:
         """What the audit trail has so far of these events, or of all: their payloads, without the times."""
         assert self.loop is not None
         self.wait_for_audit()
-        reading = self.broker.log.read(AUDIT_TOPIC, 0, limit=100_000)
+        reading = self.context.log.read(AUDIT_TOPIC, 0, limit=100_000)
         chunk = asyncio.run_coroutine_threadsafe(reading, self.loop).result(DEADLINE_S)
         payloads = [json.loads(record.payload) for record in chunk.records]
         for payload in payloads:

@@ -216,13 +216,13 @@ async def test_each_connection_is_asked_once(serve: Serve, monkeypatch: pytest.M
     server = serve(token=TOKEN)
     server.create("orders")
     asked: list[str] = []
-    prove = server.broker.identity.prove
+    prove = server.context.identity.prove
 
     async def counting(scope: Any, key_id: str, nonce: str) -> str:
         asked.append(nonce)
         return await prove(scope, key_id, nonce)
 
-    monkeypatch.setattr(server.broker.identity, "prove", counting)
+    monkeypatch.setattr(server.context.identity, "prove", counting)
     async with Client(server.url, TOKEN) as client:
         for _ in range(10):
             await client.topics()

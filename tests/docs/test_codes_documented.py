@@ -31,7 +31,7 @@ def first_cells(text: str) -> set[str]:
 
 @pytest.mark.parametrize(
     ("heading", "message"),
-    [("### What a client sends", ClientMessage), ("### What the server sends", ServerMessage)],
+    [("### Messages from the client", ClientMessage), ("### Messages from the server", ServerMessage)],
 )
 def test_every_field_of_a_message_has_a_row(
     protocol: str, heading: str, message: type[msgspec.Struct]

@@ -22,7 +22,7 @@ from websockets.sync.client import connect
 from himalia.errors import HimaliaError
 from himalia.local_server import RunningServer, write_runtime_file
 from himalia.log.sqlite.errors import translate
-from himalia.server.context import Broker
+from himalia.server.context import ServerContext
 from himalia.server.identity.token import TokenFile
 from himalia.server.run import _config, listen
 from himalia.settings import Settings
@@ -39,19 +39,19 @@ def start(directory: Path, **settings: Any) -> None:
     settings.setdefault("log", f"sqlite://{directory}/log.db")
 
     async def main() -> None:
-        broker = Broker(Settings(**settings))
-        await broker.open()
+        context = ServerContext(Settings(**settings))
+        await context.open()
         try:
-            _config(broker)
+            _config(context)
         finally:
-            await broker.close()
+            await context.close()
 
     asyncio.run(main())
 
 
 def in_use(directory: Path) -> None:
     async def main() -> None:
-        first, second = (Broker(Settings(log=f"sqlite://{directory}/log.db")) for _ in range(2))
+        first, second = (ServerContext(Settings(log=f"sqlite://{directory}/log.db")) for _ in range(2))
         await first.open()
         try:
             await second.open()

@@ -735,7 +735,9 @@ def test_a_frame_that_claims_to_be_endless_is_refused_at_once(
     assert raw.hear()["error"]["code"] == "MESSAGE_TOO_LARGE"
     for _ in range(20):
         raw.send(b"x" * 100_000)
-    kept = shared.on_loop(lambda: [c.channel._protocol._parser.kept_bytes for c in shared.broker.connections])
+    kept = shared.on_loop(
+        lambda: [c.channel._protocol._parser.kept_bytes for c in shared.context.connections]
+    )
     assert max(kept) < 1000
 
 
@@ -786,7 +788,7 @@ def test_half_a_frame_and_then_nothing_leaves_no_ghost(shared: RunningServer, da
 
 def test_vanishing_during_the_handshake_leaves_no_ghost(shared: RunningServer) -> None:
     """Connections that were never completed do not count."""
-    before = shared.on_loop(lambda: len(shared.broker.connections))
+    before = shared.on_loop(lambda: len(shared.context.connections))
     for size in range(0, 160, 20):
         wire = Wire(shared.port)
         wire.send(handshake(shared.port)[:size])
@@ -794,7 +796,7 @@ def test_vanishing_during_the_handshake_leaves_no_ghost(shared: RunningServer) -
         wire = Wire(shared.port)
         wire.send(handshake(shared.port))
         wire.reset()
-    until(lambda: shared.on_loop(lambda: len(shared.broker.connections)) == before)
+    until(lambda: shared.on_loop(lambda: len(shared.context.connections)) == before)
 
 
 def test_vanishing_while_subscribing_leaves_no_ghost(shared: RunningServer) -> None:
@@ -853,7 +855,7 @@ def test_a_client_that_never_reads_its_answers_is_not_read_either(
         except TimeoutError:
             pass
         assert sent < 100_000_000
-        unsent = server.on_loop(lambda: max(c.channel.unsent_bytes for c in server.broker.connections))
+        unsent = server.on_loop(lambda: max(c.channel.unsent_bytes for c in server.context.connections))
         assert unsent < 2_000_000
         other.check()
         # Nothing of it is lost: once the client reads, everything is answered.

@@ -141,7 +141,7 @@ async def test_bodies_that_are_received_together_share_one_rate(shared: RunningS
         for number in range(150):
             yield b'{"payload":%d}\n' % number
 
-    usages = shared.broker.usages
+    usages = shared.context.usages
     async with httpx.AsyncClient(base_url=shared.url, headers=headers, timeout=60) as http:
         bodies = []
         for count in range(3):
@@ -196,7 +196,7 @@ async def test_connections_are_limited_for_a_caller(shared: RunningServer) -> No
                     assert answer.json()["error"]["code"] == "TOO_MANY_CONNECTIONS"
                 async with shared.connect(additional_headers=headers_of("free")):
                     pass
-            usage = shared.broker.usages.of(Principal("key:few", {}, limits=CallerLimits(connections=2)))
+            usage = shared.context.usages.of(Principal("key:few", {}, limits=CallerLimits(connections=2)))
             until(lambda: shared.on_loop(lambda: len(usage.places)) == 1)
             async with shared.connect(additional_headers=headers):
                 pass

@@ -177,7 +177,7 @@ async def test_connections_max_refuses_websockets_and_streams(serve: Serve) -> N
     with Wire(server.port) as stream:
         stream.send(b"GET /topics/orders/events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
         assert stream.response()[0] == 200
-        until(lambda: server.on_loop(lambda: len(server.broker.streams)) == 1)
+        until(lambda: server.on_loop(lambda: len(server.context.streams)) == 1)
         async with server.connect():
             with pytest.raises(InvalidStatus) as refused:
                 await server.connect()
@@ -187,7 +187,7 @@ async def test_connections_max_refuses_websockets_and_streams(serve: Serve) -> N
                 answer = http.get("/topics/orders/events")
                 assert (answer.status_code, code_of(answer)) == (503, "TOO_MANY_CONNECTIONS")
                 assert http.get("/health").json()["connections"] == 2
-        until(lambda: server.on_loop(lambda: server.broker.connection_count) == 1)
+        until(lambda: server.on_loop(lambda: server.context.connection_count) == 1)
         async with server.connect() as ws:
             assert (await ask(ws, type="ping"))["type"] == "pong"
 
@@ -352,7 +352,7 @@ async def test_in_flight_bytes_max_pauses_reading_and_refuses_nothing(serve: Ser
     """The limit of bytes is shared by all; beyond it reading pauses, and goes on by itself."""
     server = serve(auth=False, in_flight_bytes_max=100)
     await pipelined(server, 20_000)
-    assert server.on_loop(lambda: server.broker.manager.in_flight_bytes) == 0
+    assert server.on_loop(lambda: server.context.manager.in_flight_bytes) == 0
 
 
 def test_in_flight_bytes_max_lets_several_publishers_take_turns(serve: Serve) -> None:
@@ -379,14 +379,14 @@ def test_what_waits_behind_a_slow_command_is_bounded(serve: Serve) -> None:
     server = serve(auth=False, heartbeat_s=3600)
     server.create("orders")
     released = threading.Event()
-    offset_at = server.broker.log.offset_at
+    offset_at = server.context.log.offset_at
 
     async def slow(topic: str, ts_us: int) -> int:
         while not released.is_set():
             await asyncio.sleep(0.01)
         return await offset_at(topic, ts_us)
 
-    server.broker.log.offset_at = slow  # type: ignore[method-assign]
+    server.context.log.offset_at = slow  # type: ignore[method-assign]
     with RawWebSocket(server) as raw:
         raw.say(type="subscribe", topic="orders", client_id="v", since=0, request_id="first")
         large = [
@@ -395,7 +395,7 @@ def test_what_waits_behind_a_slow_command_is_bounded(serve: Serve) -> None:
         ]
         speaking = threading.Thread(target=lambda: [raw.say(**body) for body in large])
         speaking.start()
-        connection = server.on_loop(lambda: next(iter(server.broker.connections)))
+        connection = server.on_loop(lambda: next(iter(server.context.connections)))
         until(lambda: not server.on_loop(lambda: connection._reading))
         assert server.on_loop(lambda: sum(map(len, connection._waiting))) < 3_000_000
         released.set()
@@ -515,7 +515,7 @@ def test_readers_max_refuses_more_readers_by_name(serve: Serve) -> None:
         line = json.dumps({"payload": "x" * 100_000}) + "\n"
         http.post(path, content=line * 200, headers=NDJSON).raise_for_status()
         slow.send(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAccept: application/x-ndjson\r\n\r\n".encode())
-        until(lambda: server.on_loop(lambda: server.broker.readers) == 1)
+        until(lambda: server.on_loop(lambda: server.context.readers) == 1)
         refused = http.get(path, params={"limit": 1})
         assert (refused.status_code, code_of(refused)) == (503, "TOO_MANY_READERS")
         assert "readers_max" in refused.json()["error"]["message"]
@@ -525,22 +525,22 @@ def test_readers_max_refuses_more_readers_by_name(serve: Serve) -> None:
 
 def test_one_caller_does_not_take_all_places_for_readers(serve: Serve) -> None:
     """The last ones are for callers that have none, one for each."""
-    broker = serve(auth=False, readers_max=16).broker
+    context = serve(auth=False, readers_max=16).context
     greedy, modest, other = (Principal(name, {}) for name in ("key:greedy", "key:modest", "key:other"))
     for _ in range(14):
-        broker.admit_reader(greedy)
+        context.admit_reader(greedy)
     with pytest.raises(TooManyReaders, match=r"14 of them of 'key:greedy'.*readers_max"):
-        broker.admit_reader(greedy)
-    broker.admit_reader(modest)
+        context.admit_reader(greedy)
+    context.admit_reader(modest)
     with pytest.raises(TooManyReaders):
-        broker.admit_reader(modest)
-    broker.admit_reader(other)
+        context.admit_reader(modest)
+    context.admit_reader(other)
     with pytest.raises(TooManyReaders):
-        broker.admit_reader(Principal("key:late", {}))
+        context.admit_reader(Principal("key:late", {}))
     for caller, count in ((greedy, 14), (modest, 1), (other, 1)):
         for _ in range(count):
-            broker.release_reader(caller)
-    assert broker.readers == 0
+            context.release_reader(caller)
+    assert context.readers == 0
 
 
 def two_callers(path: Path) -> dict[str, dict[str, str]]:
@@ -601,7 +601,7 @@ async def test_one_caller_does_not_take_all_cursors(serve: Serve, tmp_path: Path
         for topic in ("a.1", "b"):
             assert (await ask(other, type="subscribe", topic=topic, client_id="w"))["type"] == "ack"
         await ask(greedy, type="unsubscribe", topic="a.*", client_id="v0")
-        until(lambda: server.on_loop(lambda: server.broker.manager.subscriptions.cursor_count) == 14)
+        until(lambda: server.on_loop(lambda: server.context.manager.subscriptions.cursor_count) == 14)
 
 
 # Tables
@@ -609,7 +609,7 @@ async def test_one_caller_does_not_take_all_cursors(serve: Serve, tmp_path: Path
 
 async def granted(server: RunningServer, *callers: str) -> int:
     """How many of these callers get a slot for a query at once."""
-    slots = server.broker.tables._slots
+    slots = server.context.tables._slots
     waiting = [asyncio.ensure_future(slots.acquire(caller, 60)) for caller in callers]
     await asyncio.sleep(0.05)
     count = sum(one.done() for one in waiting)

@@ -229,7 +229,7 @@ def test_publishing_and_connecting_during_the_end_is_refused_by_name(
     server = serve(auth=False)
     server.create("orders")
     with RawWebSocket(server) as raw, server.http() as http:
-        server.on_loop(lambda: setattr(server.broker, "draining", True))
+        server.on_loop(lambda: setattr(server.context, "draining", True))
         message = {"id": str(uuid.uuid4()), "payload": 1}
         answer = raw.ask(type="publish", topic="orders", message=message)
         assert answer["error"]["code"] == "SHUTTING_DOWN"
@@ -254,18 +254,18 @@ def test_half_a_frame_does_not_disturb_the_closing_handshake(serve: Serve) -> No
         raw.send(whole[:50])
         until(
             lambda: server.on_loop(
-                lambda: any(c.channel._protocol._parser.kept_bytes for c in server.broker.connections)
+                lambda: any(c.channel._protocol._parser.kept_bytes for c in server.context.connections)
             )
         )
-        server.on_loop(lambda: [c.shut(1012, "bye") for c in list(server.broker.connections)])
+        server.on_loop(lambda: [c.shut(1012, "bye") for c in list(server.context.connections)])
         opcode, payload = raw.next_frame()
         assert opcode == CLOSE
         # Were the rest of the frame taken for the beginning of another, the server would end here at once.
         raw.send(whole[50:] + whole)
-        assert server.on_loop(lambda: len(server.broker.connections)) == 1
+        assert server.on_loop(lambda: len(server.context.connections)) == 1
         raw.send(frame(payload, CLOSE))
         assert raw.until_end() == b""
-    until(lambda: server.on_loop(lambda: len(server.broker.connections)) == 0)
+    until(lambda: server.on_loop(lambda: len(server.context.connections)) == 0)
 
 
 # By force

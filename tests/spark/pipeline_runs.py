@@ -25,10 +25,10 @@ def feed(server: RunningServer, rows: Iterable[Row]) -> None:
 
     async def append(topic: str, drafts: Sequence[Draft]) -> None:
         try:
-            await server.broker.manager.create_topic(topic)
+            await server.context.manager.create_topic(topic)
         except TopicExists:
             pass
-        await server.broker.manager.publish(Batch(topic, drafts))
+        await server.context.manager.publish(Batch(topic, drafts))
 
     by_topic: dict[str, list[Draft]] = {}
     for row in rows:

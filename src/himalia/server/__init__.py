@@ -1,4 +1,4 @@
-"""The server: REST, WebSocket and Server-Sent Events on one broker.
+"""The server: REST, WebSocket and Server-Sent Events on one context.
 
 Names are imported when asked for, so that commands which only change a file of the server do not load all of it.
 """

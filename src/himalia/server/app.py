@@ -12,7 +12,7 @@ from starlette.routing import WebSocketRoute
 
 from himalia import __version__
 from himalia.server import errors
-from himalia.server.context import Broker
+from himalia.server.context import ServerContext
 from himalia.server.http.middleware import Guard
 from himalia.server.rest import events, kernels, page, publish, read, reference, sessions, tables, topics
 from himalia.server.rest.asyncapi import asyncapi_document
@@ -28,10 +28,10 @@ NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": Fal
 """FastAPI's own spans have the query of the address, and so the key in ``?token=``. Ours are in ``tracing``."""
 
 
-def create_app(settings: Settings | None = None, broker: Broker | None = None) -> FastAPI:
-    """The application on a broker of its own, which its lifespan opens and closes, or on one that is open."""
-    if broker is None:
-        broker = Broker(settings or Settings())
+def create_app(settings: Settings | None = None, context: ServerContext | None = None) -> FastAPI:
+    """Return the application, on an open context or on a new one that its lifespan opens and closes."""
+    if context is None:
+        context = ServerContext(settings or Settings())
     app = FastAPI(
         title="Himalia",
         version=__version__,
@@ -43,7 +43,7 @@ def create_app(settings: Settings | None = None, broker: Broker | None = None) -
         telemetry=NO_TELEMETRY,
         openapi_url=None,  # in ``reference``
     )
-    app.state.broker = broker
+    app.state.context = context
     errors.install(app)
     for api in (
         topics,
@@ -62,14 +62,14 @@ def create_app(settings: Settings | None = None, broker: Broker | None = None) -
     )
     app.router.routes.append(WebSocketRoute("/ws", websocket_endpoint))
     app.router.routes.append(WebSocketRoute("/{path:path}", refuse_other_paths))
-    if broker.settings.allowed_origins:
+    if context.settings.allowed_origins:
         app.add_middleware(
             CORSMiddleware,
-            allow_origins=broker.settings.allowed_origins,
+            allow_origins=context.settings.allowed_origins,
             allow_methods=["*"],
             allow_headers=["*"],
         )
-    app.add_middleware(Guard, broker=broker)
+    app.add_middleware(Guard, context=context)
     _build_routes(app)
     return app
 
@@ -83,12 +83,12 @@ def _build_routes(app: FastAPI) -> None:
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    broker: Broker = app.state.broker
-    if broker.is_open:  # whoever opened it closes it
+    context: ServerContext = app.state.context
+    if context.is_open:  # whoever opened it closes it
         yield
         return
-    await broker.open()
+    await context.open()
     try:
         yield
     finally:
-        await broker.close()
+        await context.close()

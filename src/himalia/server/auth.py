@@ -10,7 +10,7 @@ from starlette.types import Scope
 
 from himalia.errors import IssuerUnavailable, TopicNotFound, Unauthorized
 from himalia.log.api import Log
-from himalia.server.context import Broker
+from himalia.server.context import ServerContext
 from himalia.server.http import admission
 from himalia.server.identity import Principal, Right
 from himalia.token_proof import PATH as PROOF
@@ -35,11 +35,11 @@ def is_open(scope: Scope) -> bool:
     return scope["method"] in ("GET", "HEAD") and (path in OPEN_PATHS or path.startswith(OPEN_PREFIX))
 
 
-async def identify(scope: Scope, broker: Broker) -> Principal:
+async def identify(scope: Scope, context: ServerContext) -> Principal:
     """The caller of this request, authenticated once and then kept in the scope; ``Unauthorized`` if there is none."""
     state: dict[str, Any] = scope.setdefault("state", {})
     if (known := state.get("principal")) is None:
-        known = await broker.authenticate(scope)
+        known = await context.authenticate(scope)
         admission.identified(scope, known.name)
         state["principal"] = known
     principal: Principal = known
@@ -49,13 +49,13 @@ async def identify(scope: Scope, broker: Broker) -> Principal:
 # These are coroutines because FastAPI runs plain functions in a thread.
 
 
-async def broker_of(request: Request) -> Broker:
-    broker: Broker = request.app.state.broker
-    return broker
+async def context_of(request: Request) -> ServerContext:
+    context: ServerContext = request.app.state.context
+    return context
 
 
 async def principal_of(request: Request) -> Principal:
-    return await identify(request.scope, request.app.state.broker)
+    return await identify(request.scope, request.app.state.context)
 
 
 async def maybe_principal(request: Request) -> Principal | None:
@@ -65,7 +65,7 @@ async def maybe_principal(request: Request) -> Principal | None:
         return None
 
 
-TheBroker = Annotated[Broker, Depends(broker_of)]
+Context = Annotated[ServerContext, Depends(context_of)]
 Caller = Annotated[Principal, Depends(principal_of)]
 MaybeCaller = Annotated[Principal | None, Depends(maybe_principal)]
 SECURITY = [Security(_header), Security(_bearer), Security(_query)]

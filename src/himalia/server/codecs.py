@@ -1,4 +1,4 @@
-"""How the broker's events and notices look on each kind of transport."""
+"""Encode events and notices for each kind of transport."""
 
 from __future__ import annotations
 

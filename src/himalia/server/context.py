@@ -43,7 +43,7 @@ ENVELOPE_BYTES = 16 * 1024
 ENCODINGS_AT_ONCE = 2
 
 
-class Broker:
+class ServerContext:
     """One server's state, made before the event loop runs and opened on it."""
 
     def __init__(self, settings: Settings, log: Log | None = None, *, kernel_descriptors: int = 0) -> None:
@@ -138,7 +138,7 @@ class Broker:
 
     @property
     def token(self) -> str | None:
-        """The token that lets everything be done, where there is one; known once the broker is open."""
+        """The token that lets everything be done, where there is one; known once the context is open."""
         return self.identity.token
 
     # Connections

@@ -94,7 +94,7 @@ def install(app: FastAPI) -> None:
 
 async def _on_himalia_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HimaliaError)
-    request.app.state.broker.metrics.count_error(error.code)
+    request.app.state.context.metrics.count_error(error.code)
     return error_response(error, request.url.path)
 
 

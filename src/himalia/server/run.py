@@ -23,7 +23,7 @@ from himalia.local_server import RunningServer, write_runtime_file
 from himalia.malloc import release_freed_memory, tune_malloc
 from himalia.record import now_us
 from himalia.server.app import create_app
-from himalia.server.context import Broker
+from himalia.server.context import ServerContext
 from himalia.server.http.admission import Admitted, raise_descriptor_limit
 from himalia.server.http.listener import Listener
 from himalia.server.http.protocol import HttpProtocol, http_protocol
@@ -43,21 +43,21 @@ class Server(uvicorn.Server):
     """uvicorn's server, which says goodbye before it closes and ends without an error when told to stop."""
 
     def __init__(
-        self, config: uvicorn.Config, broker: Broker, url: str, on_listening: Callable[[Server], None]
+        self, config: uvicorn.Config, context: ServerContext, url: str, on_listening: Callable[[Server], None]
     ) -> None:
         super().__init__(config)
         self._protocol_class = http_protocol(
-            broker.settings.handshake_timeout_s, broker.settings.stall_timeout_s, broker.manager.turns
+            context.settings.handshake_timeout_s, context.settings.stall_timeout_s, context.manager.turns
         )
         self.url = url
-        self._broker = broker
+        self._context = context
         self._on_listening = on_listening
         # A supervisor's SIGTERM is mostly followed by a new start; a person's Ctrl-C is not.
         self._close_code = CLOSE_SERVICE_RESTART
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen in our own way: uvicorn's counts no connection, and names no deadline for a TLS handshake."""
-        settings = self._broker.settings
+        settings = self._context.settings
         await self.lifespan.startup()
         # Imports much when it is first used, which would be in the first answer that streams.
         async with anyio.create_task_group():
@@ -65,7 +65,7 @@ class Server(uvicorn.Server):
         self.servers = [
             Listener(  # type: ignore[misc]
                 listening,
-                self._broker.admission,
+                self._context.admission,
                 self._make_protocol,
                 tls=self.config.ssl,
                 handshake_timeout_s=settings.handshake_timeout_s,
@@ -84,7 +84,7 @@ class Server(uvicorn.Server):
         # Unlike uvicorn's, this does not raise the signal again at the end: the exit code is 0.
         if self.should_exit and sig == signal.SIGINT:
             self.force_exit = True
-            self._broker.hurry()
+            self._context.hurry()
         if sig == signal.SIGINT:
             self._close_code = CLOSE_GOING_AWAY
         self.should_exit = True
@@ -93,7 +93,7 @@ class Server(uvicorn.Server):
         logger.info("shutting down")
         for server in self.servers:
             server.close()
-        await self._broker.drain(self._close_code)
+        await self._context.drain(self._close_code)
         await super().shutdown(sockets)
 
 
@@ -111,7 +111,7 @@ def serve(settings: Settings, on_started: Callable[[str, str | None], None] | No
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     tune_malloc()
     release_freed_memory()
-    broker = Broker(settings, kernel_descriptors=raise_descriptor_limit())
+    context = ServerContext(settings, kernel_descriptors=raise_descriptor_limit())
     listener = listen(settings.host, settings.port)
     if not is_loopback(settings.host) and settings.ssl_certfile is None:
         logger.warning(
@@ -123,11 +123,11 @@ def serve(settings: Settings, on_started: Callable[[str, str | None], None] | No
         gc.collect()
         gc.freeze()
         if on_started is not None:
-            on_started(server.url, broker.token)
+            on_started(server.url, context.token)
 
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(serve_on(broker, listener, on_listening))
+            runner.run(serve_on(context, listener, on_listening))
     finally:
         listener.close()
 
@@ -143,14 +143,16 @@ def listen(host: str, port: int) -> socket.socket:
         ) from None
 
 
-async def serve_on(broker: Broker, listener: socket.socket, on_listening: Callable[[Server], None]) -> None:
-    """Serve a broker on a listening socket until the server is told to exit; tell other programs meanwhile."""
-    await broker.open()
+async def serve_on(
+    context: ServerContext, listener: socket.socket, on_listening: Callable[[Server], None]
+) -> None:
+    """Serve a context on a listening socket until the server is told to exit; tell other programs meanwhile."""
+    await context.open()
     try:
-        server = Server(_config(broker), broker, _url(broker.settings, listener), on_listening)
-        running = RunningServer(server.url, broker.token, os.getpid(), broker.log.url, now_us())
+        server = Server(_config(context), context, _url(context.settings, listener), on_listening)
+        running = RunningServer(server.url, context.token, os.getpid(), context.log.url, now_us())
         announced = write_runtime_file(running)
-        broker.identity.on_token = lambda token: _announce_again(
+        context.identity.on_token = lambda token: _announce_again(
             msgspec.structs.replace(running, token=token)
         )
         try:
@@ -158,7 +160,7 @@ async def serve_on(broker: Broker, listener: socket.socket, on_listening: Callab
         finally:
             announced.unlink(missing_ok=True)
     finally:
-        await broker.close()
+        await context.close()
 
 
 def _announce_again(running: RunningServer) -> None:
@@ -186,16 +188,16 @@ def _check_tls(settings: Settings) -> None:
         )
 
 
-def _config(broker: Broker) -> uvicorn.Config:
-    settings = broker.settings
+def _config(context: ServerContext) -> uvicorn.Config:
+    settings = context.settings
     _check_tls(settings)
     try:
         config = uvicorn.Config(
-            create_app(broker=broker),
+            create_app(context=context),
             ws=WebSocketProtocol,
             http=HttpProtocol,
-            lifespan="off",  # the broker is open already, and closed after the server
-            ws_max_size=broker.frame_bytes_max,
+            lifespan="off",  # the context is open already, and closed after the server
+            ws_max_size=context.frame_bytes_max,
             ws_per_message_deflate=False,
             ws_ping_interval=None,
             access_log=False,

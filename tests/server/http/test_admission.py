@@ -166,7 +166,7 @@ def test_silent_connections_of_an_address_do_not_keep_others_out(serve: Serve) -
     server = serve(token=TOKEN, anonymous_connections_max=2, handshake_timeout_s=3600)
     with ExitStack() as stack, RawWebSocket(server) as known:
         silent = [stack.enter_context(Wire(server.port)) for _ in range(2 * LOOPBACK_FACTOR)]
-        until(lambda: server.on_loop(lambda: server.broker.admission.anonymous_count) == len(silent))
+        until(lambda: server.on_loop(lambda: server.context.admission.anonymous_count) == len(silent))
         with server.http(headers=server.headers) as http:
             assert http.get("/topics").status_code == 200
             assert silent[0].until_end() == b""
@@ -175,7 +175,7 @@ def test_silent_connections_of_an_address_do_not_keep_others_out(serve: Serve) -
         silent[1].send(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert silent[1].response()[0] == 200
         assert known.is_alive()
-    until(lambda: server.on_loop(lambda: server.broker.admission.count) == 0)
+    until(lambda: server.on_loop(lambda: server.context.admission.count) == 0)
 
 
 @pytest.mark.parametrize("end", ["close", "reset", "refused handshake"])
@@ -195,7 +195,7 @@ def test_every_way_to_go_gives_the_place_back(serve: Serve, end: str) -> None:
             if end == "reset":
                 wire.reset()
         RawWebSocket(server).reset()
-    until(lambda: server.on_loop(lambda: server.broker.admission.count) == 0)
+    until(lambda: server.on_loop(lambda: server.context.admission.count) == 0)
 
 
 @pytest.mark.slow

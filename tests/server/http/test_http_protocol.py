@@ -263,7 +263,7 @@ def test_small_chunks_of_many_connections_take_turns(shared: RunningServer) -> N
     """A body in chunks of one byte is much work for its size: it is done a piece at a time, and none of it is lost."""
     chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in b'{"payload":1}' + b" " * 20_000) + b"0\r\n\r\n"
     head = b"POST /topics/orders/messages HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    turns = shared.broker.manager.turns
+    turns = shared.context.manager.turns
     assert len(chunks) > 5 * PIECE_BYTES
     with shared.http() as http, Wire(shared.port) as other:
         http.post("/topics", json={"name": "orders"})

@@ -155,7 +155,7 @@ def test_a_body_that_is_read_slowly_by_the_server_is_not_late(serve: Serve) -> N
         admitted.set()
         await asyncio.sleep(1)
 
-    server.broker.until_admitted = until_admitted  # type: ignore[method-assign]
+    server.context.until_admitted = until_admitted  # type: ignore[method-assign]
     line = json.dumps({"payload": "x" * 10_000}).encode() + b"\n"
     with server.http() as http:
         headers = {"Content-Type": NDJSON}
@@ -175,9 +175,9 @@ def test_a_body_that_does_not_fit_waits_and_is_stored(serve: Serve) -> None:
     assert 2 * len(text) > 2 * MIB
     with Wire(server.port) as first, Wire(server.port) as second:
         first.send(head(server, len(text)) + text[:-1])
-        until(lambda: server.on_loop(lambda: server.broker.bodies.used_bytes) == len(text))
+        until(lambda: server.on_loop(lambda: server.context.bodies.used_bytes) == len(text))
         second.send(head(server, len(text)))
-        until(lambda: server.on_loop(lambda: server.broker.bodies.waiting_count) == 1)
+        until(lambda: server.on_loop(lambda: server.context.bodies.waiting_count) == 1)
         sending = threading.Thread(target=second.send, args=(text,))
         sending.start()
         with server.http() as http:  # a small one passes
@@ -186,7 +186,7 @@ def test_a_body_that_does_not_fit_waits_and_is_stored(serve: Serve) -> None:
         assert json.loads(first.response()[2])["offsets"] == [1, 2, 3, 4]
         assert json.loads(second.response()[2])["offsets"] == [5, 6, 7, 8]
         sending.join()
-    until(lambda: server.on_loop(lambda: server.broker.bodies.used_bytes) == 0)
+    until(lambda: server.on_loop(lambda: server.context.bodies.used_bytes) == 0)
 
 
 def test_waiting_for_room_ends_in_a_named_error(serve: Serve) -> None:
@@ -196,7 +196,7 @@ def test_waiting_for_room_ends_in_a_named_error(serve: Serve) -> None:
     with Wire(server.port) as first, Wire(server.port) as second:
         first.send(head(server, MIB))
         with trickling(first, b" "):
-            until(lambda: server.on_loop(lambda: server.broker.bodies.used_bytes) == MIB)
+            until(lambda: server.on_loop(lambda: server.context.bodies.used_bytes) == MIB)
             second.send(head(server, MIB - 1) + b"[")
             status, code, message = refused(second)
         assert (status, code) == (503, "TOO_MANY_BODIES")
@@ -228,7 +228,7 @@ def test_one_caller_does_not_keep_another_out(serve: Serve, keys: Path) -> None:
         for _ in range(4):
             wire = stack.enter_context(Wire(server.port))
             wire.send(head(server, 4 * MIB, key=GREEDY) + b"[")
-        until(lambda: server.on_loop(lambda: server.broker.bodies.waiting_count) == 2)
+        until(lambda: server.on_loop(lambda: server.context.bodies.waiting_count) == 2)
         text = json.dumps([{"payload": "x" * 900_000}] * 4)
         headers = {"Content-Type": "application/json"}
         assert http.post("/topics/orders/messages", content=text, headers=headers).status_code == 200
@@ -274,7 +274,7 @@ def test_small_messages_count_with_what_they_take_in_memory(serve: Serve) -> Non
             answer = http.post("/topics/orders/messages", content=text, headers=headers)
             assert answer.status_code == status, answer.text
         assert http.get("/topics").json()["topics"][0]["messages"] == 10_000
-    assert server.on_loop(lambda: server.broker.bodies.used_bytes) == 0
+    assert server.on_loop(lambda: server.context.bodies.used_bytes) == 0
 
 
 def test_what_is_open_to_all_reads_no_body(serve: Serve) -> None:
@@ -284,7 +284,7 @@ def test_what_is_open_to_all_reads_no_body(serve: Serve) -> None:
         wire.send(b"GET /health HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000000\r\n\r\nx")
         status, headers, _ = wire.response()
         assert (status, headers["connection"]) == (200, "close")
-        assert server.on_loop(lambda: server.broker.bodies.used_bytes) == 0
+        assert server.on_loop(lambda: server.context.bodies.used_bytes) == 0
 
 
 @pytest.mark.slow
@@ -344,7 +344,7 @@ def test_messages_that_are_not_whole_count_in_the_same_budget(serve: Serve) -> N
     server.create("orders")
     part = frame(b"x" * 900_000)[:800_000]
     fragments = b"".join(frame(b"x" * 100_000, TEXT if n == 0 else CONT, fin=False) for n in range(8))
-    held = server.broker.bodies
+    held = server.context.bodies
     with ExitStack() as stack:
         sockets = [stack.enter_context(RawWebSocket(server)) for _ in range(6)]
         for number, ws in enumerate(sockets):

@@ -89,7 +89,7 @@ async def test_a_websocket_cannot_publish_after_its_key_has_ended(server: Runnin
     """What comes after the end is not read, however quickly it is sent."""
     async with server.connect(additional_headers=SHOP) as ws:
         await ask(ws, type="ping")
-        connection = server.on_loop(lambda: next(iter(server.broker.connections)))
+        connection = server.on_loop(lambda: next(iter(server.context.connections)))
         server.on_loop(lambda: connection.principal.credential.end("over"))
         server.on_loop(
             lambda: connection.receive(
@@ -137,11 +137,11 @@ def test_a_reader_that_takes_nothing_leaves_nothing_behind(
     with server.http(headers=ADMIN) as http:
         for _ in range(8):
             http.post("/topics/orders/messages", json=[{"payload": "x" * 900_000}] * 4).raise_for_status()
-    broker = server.broker
+    context = server.context
 
     def in_use() -> int:
-        places = sum(len(usage.places) for usage in broker.usages._usages.values())
-        return broker.manager.subscriber_count + broker.connection_count + broker.readers + places
+        places = sum(len(usage.places) for usage in context.usages._usages.values())
+        return context.manager.subscriber_count + context.connection_count + context.readers + places
 
     with Wire(server.port, receive_bytes=4096) as wire:
         head = f"GET /topics/orders/{path} HTTP/1.1\r\nHost: localhost\r\nAccept: {accept}\r\n"
@@ -149,7 +149,7 @@ def test_a_reader_that_takes_nothing_leaves_nothing_behind(
         until(lambda: server.on_loop(in_use))
         remove_shop()
         until(lambda: not server.on_loop(in_use))
-        until(lambda: not server.broker.admission.count)
+        until(lambda: not server.context.admission.count)
 
 
 def test_a_read_under_way_is_cut_off(
@@ -211,7 +211,7 @@ class Gate:
 def held_kernel(server: RunningServer, name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Gate, str]:
     with server.http(headers=SHOP) as http:
         id = http.post("/api/kernels").json()["id"]
-    return Gate(server, type(server.broker.kernels.host.get(id)), name, monkeypatch), f"/api/kernels/{id}"
+    return Gate(server, type(server.context.kernels.host.get(id)), name, monkeypatch), f"/api/kernels/{id}"
 
 
 @pytest.mark.parametrize("event", ["topic_created", "topic_deleted", "clock_confirmed", "kernel_interrupted"])
@@ -221,7 +221,7 @@ def test_what_its_caller_does_not_see_the_end_of_is_recorded(
     """The key ends while the log commits: the caller is answered 401, it happens, and the trail says so."""
     shop = SHOP_TABLE + 'manage = [">"]\n'
     server = serve(keys_file=write_keys(keys, ADMIN_TABLE + shop))
-    broker = server.broker
+    context = server.context
     method, path, body = "DELETE", "/topics/orders", None
     if event == "kernel_interrupted":
         gate, kernel = held_kernel(server, "interrupt", monkeypatch)
@@ -231,16 +231,16 @@ def test_what_its_caller_does_not_see_the_end_of_is_recorded(
         async def warned() -> str:
             return "the clock jumped"
 
-        monkeypatch.setattr(broker.log, "confirm_clock", warned)
-        gate = Gate(server, broker.log, "confirm_clock", monkeypatch)
+        monkeypatch.setattr(context.log, "confirm_clock", warned)
+        gate = Gate(server, context.log, "confirm_clock", monkeypatch)
         method, path = "POST", "/clock/confirm"
     elif event == "topic_created":
-        gate = Gate(server, broker.manager, "create_topic", monkeypatch)
+        gate = Gate(server, context.manager, "create_topic", monkeypatch)
         method, path, body = "POST", "/topics", {"name": "orders"}
     else:
         with server.http(headers=ADMIN) as http:
             http.post("/topics", json={"name": "orders"}).raise_for_status()
-        gate = Gate(server, broker.manager, "delete_topic", monkeypatch)
+        gate = Gate(server, context.manager, "delete_topic", monkeypatch)
     with server.http(headers=SHOP) as http, ThreadPoolExecutor() as pool:
         answer = pool.submit(http.request, method, path, json=body)
         assert gate.reached.wait(DEADLINE_S)
@@ -265,7 +265,7 @@ def hold_storing(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, thre
 
 
 def end_key(server: RunningServer, name: str) -> None:
-    keyring = server.broker.identity._keyring
+    keyring = server.context.identity._keyring
     [key] = [key for key in keyring if key.principal.name == name]
     server.on_loop(lambda: key.principal.credential.end("this key was removed"))
 
@@ -339,7 +339,7 @@ def test_an_expired_key_ends_what_it_opened(
             assert "this key has expired" in "".join(stream.iter_text())
         answer = http.get("/topics")
         assert error_of(answer) == (401, "UNAUTHORIZED") and "expired" in answer.text
-    assert server.broker.identity.failures[Failure.EXPIRED] == 1
+    assert server.context.identity.failures[Failure.EXPIRED] == 1
     assert "refused a wrong or expired key or session from 127.0.0.1" in caplog.text
     [expired] = server.audit_trail("key_expired")
     assert expired == {"event": "key_expired", "caller": "server", "name": "key:shop"}

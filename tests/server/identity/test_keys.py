@@ -305,7 +305,7 @@ def test_keys_in_the_clear_work_with_a_warning(
     assert "himalia keys hash" in caplog.text and "shop-key-0123456789" not in caplog.text
     with server.http(headers={"X-API-Key": "shop-key-0123456789"}) as http:
         http.get("/topics").raise_for_status()
-        found = server.broker.identity._keyring.find("shop-key-0123456789")
+        found = server.context.identity._keyring.find("shop-key-0123456789")
         KeysFile(keys).hash()
         until(lambda: found is not None and found.spec is not None and not found.spec.is_plain)
         assert http.get("/topics").status_code == 200

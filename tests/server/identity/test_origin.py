@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from himalia.errors import ConfigurationError
-from himalia.server.context import Broker
+from himalia.server.context import ServerContext
 from himalia.server.identity import is_loopback
 from himalia.settings import Settings
 from tests.server.identity.credentials import Serve, denial, error_of
@@ -81,11 +81,11 @@ async def test_allowed_origins_and_hosts_are_let_in(serve: Serve) -> None:
 def test_no_auth_beyond_loopback_is_refused(host: str) -> None:
     """A server that runs code for anybody on the network cannot be started by one flag."""
     with pytest.raises(ConfigurationError, match="loopback only"):
-        Broker(Settings(auth=False, host=host, log="memory://"))
+        ServerContext(Settings(auth=False, host=host, log="memory://"))
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "localhost", "::1", "[::1]"])
 def test_loopback_is_loopback(host: str) -> None:
     """All spellings of this machine alone."""
     assert is_loopback(host)
-    assert Broker(Settings(auth=False, host=host, log="memory://")).token is None
+    assert ServerContext(Settings(auth=False, host=host, log="memory://")).token is None

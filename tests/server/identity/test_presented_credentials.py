@@ -50,7 +50,7 @@ def test_every_route_asks_for_a_key(locked: RunningServer, key: str | None) -> N
     headers = {} if key is None else {"X-API-Key": key}
     routes = [
         (method, path)
-        for path, methods in create_app(broker=server.broker).openapi()["paths"].items()
+        for path, methods in create_app(context=server.context).openapi()["paths"].items()
         for method in methods
         if path not in PUBLIC
     ]

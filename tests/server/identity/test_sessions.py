@@ -361,7 +361,7 @@ def test_a_session_that_was_ended_stays_ended_after_a_restart(serve: Serve, how:
             http.delete("/session").raise_for_status()
         else:
             http.delete("/sessions").raise_for_status()
-    assert cookies and '"sessions":[]' in first.broker.identity.sessions._path.read_text()  # type: ignore[union-attr]
+    assert cookies and '"sessions":[]' in first.context.identity.sessions._path.read_text()  # type: ignore[union-attr]
     first.stop()
     with serve(port=port).http(cookies=cookies) as http:
         assert http.get("/topics").status_code == 401

@@ -57,7 +57,7 @@ async def test_hsts_is_sent_over_tls(
 ) -> None:
     """With every answer, except for names of the browser's own machine: HSTS covers all ports of a name."""
     server = serve(token=TOKEN, ssl_certfile=certificate[0], ssl_keyfile=certificate[1], allowed_hosts=[NAME])
-    monkeypatch.setattr(server.broker.log, "topics", broken)
+    monkeypatch.setattr(server.context.log, "topics", broken)
     trusting = ssl.create_default_context(cafile=str(certificate[0]))
     shown = {"Host": f"{name}:{server.port}"}
     with server.http(verify=trusting, headers=server.headers | shown) as http:

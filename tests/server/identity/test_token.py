@@ -12,7 +12,7 @@ from websockets.exceptions import ConnectionClosed
 
 from himalia.client import Client
 from himalia.errors import ConfigurationError
-from himalia.server.context import Broker
+from himalia.server.context import ServerContext
 from himalia.server.identity.token import TokenFile
 from himalia.settings import Settings
 from tests.cli.command import assert_sentence, himalia
@@ -60,7 +60,7 @@ def test_a_token_that_others_could_read_is_not_used_again(serve: Serve, tmp_path
 
 def test_a_log_in_memory_has_a_new_token_each_time() -> None:
     """Nothing of it is kept, so neither is its token."""
-    one, two = (Broker(Settings(log="memory://")) for _ in range(2))
+    one, two = (ServerContext(Settings(log="memory://")) for _ in range(2))
     assert one.token and two.token and one.token != two.token
 
 
@@ -68,7 +68,7 @@ def test_a_log_in_memory_has_a_new_token_each_time() -> None:
 def test_a_weak_token_is_refused(token: str, tmp_path: Path) -> None:
     """One that can be guessed, or read in the manual, does not start a server; the sentence does not show it (C8)."""
     with pytest.raises(ConfigurationError, match=r"16 characters|example of the manual") as failed:
-        Broker(Settings(token=token, log=f"sqlite://{tmp_path}/log.db"))
+        ServerContext(Settings(token=token, log=f"sqlite://{tmp_path}/log.db"))
     assert token not in failed.value.message or len(token) == 1
 
 

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 
 from himalia.errors import ConfigurationError
-from himalia.server.context import Broker
+from himalia.server.context import ServerContext
 from himalia.server.identity import CallerLimits, jwks
 from himalia.server.identity.jwks import Jwks
 from himalia.settings import Settings
@@ -111,7 +111,7 @@ def test_limits_of_a_token_are_those_of_its_caller(server: RunningServer) -> Non
     found = []
     for _ in range(2):
         headers = [(b"authorization", b"Bearer " + token(himalia=given).encode())]
-        work = server.broker.authenticate({**scope, "headers": headers})
+        work = server.context.authenticate({**scope, "headers": headers})
         found.append(asyncio.run_coroutine_threadsafe(work, server.loop).result(DEADLINE_S))
     assert found[0].name == found[1].name
     assert found[0].limits == CallerLimits(connections=3, publishes_per_s=10.5)
@@ -541,7 +541,7 @@ async def test_old_keys_count_for_a_day_while_the_issuer_is_away(issuer: Issuer)
 def test_settings_that_cannot_work_are_refused(given: dict[str, Any], said: str) -> None:
     """At start, with a sentence."""
     with pytest.raises(ConfigurationError, match=said):
-        Broker(Settings(log="memory://", **{**SETTINGS, **given}))
+        ServerContext(Settings(log="memory://", **{**SETTINGS, **given}))
 
 
 @pytest.mark.parametrize(("content", "mode"), [("x" * 31, 0o600), (SECRET, 0o644)])
@@ -550,4 +550,4 @@ def test_a_secret_that_others_could_know_is_refused(tmp_path: Path, content: str
     path = write_keys(tmp_path / "secret", content)
     path.chmod(mode)
     with pytest.raises(ConfigurationError, match=r"at least 32|chmod 600"):
-        Broker(Settings(log="memory://", jwt_secret_file=path, **SETTINGS))
+        ServerContext(Settings(log="memory://", jwt_secret_file=path, **SETTINGS))

@@ -81,8 +81,8 @@ def trail(http: httpx.Client, server: RunningServer) -> list[dict[str, Any]]:
 
 def end_minutes(server: RunningServer) -> None:
     """As if a minute had passed since each event that is being counted."""
-    for repeated in list(server.broker.audit._repeats):
-        server.broker.audit._end_minute(repeated)
+    for repeated in list(server.context.audit._repeats):
+        server.context.audit._end_minute(repeated)
 
 
 # What is recorded
@@ -121,7 +121,7 @@ def test_a_repeated_query_of_a_table_is_counted(
 
     def counted() -> dict[str, int]:
         return {
-            dict(fields)["where"]: count for (_, _, fields), count in audited.broker.audit._repeats.items()
+            dict(fields)["where"]: count for (_, _, fields), count in audited.context.audit._repeats.items()
         }
 
     found = [one for one in trail(auditor, audited) if one["event"] == "table_queried"]
@@ -200,7 +200,7 @@ async def test_a_subscription_to_everything_does_not_show_it(audited: RunningSer
             assert AUDIT_TOPIC not in ack["topics"], pattern
         refused = await ask(ws, type="subscribe", topic=AUDIT_TOPIC, client_id="name")
         assert refused["error"]["code"] == "FORBIDDEN"
-        audited.on_loop(lambda: audited.broker.audit.record(AuditEvent.SIGNED_OUT, "key:admin"))
+        audited.on_loop(lambda: audited.context.audit.record(AuditEvent.SIGNED_OUT, "key:admin"))
         await say(ws, type="publish", topic="nowhere", request_id="last", message={"id": "x", "payload": 1})
         while (message := await hear(ws)).get("request_id") != "last":
             assert message.get("topic") != AUDIT_TOPIC
@@ -213,7 +213,7 @@ async def test_the_trail_is_followed_by_its_name(audited: RunningServer) -> None
             assert (await ask(ws, type="subscribe", topic=pattern, client_id=pattern))["type"] == "ack"
         async with httpx.AsyncClient(base_url=audited.url, headers=ADMIN) as http:
             assert "audit." not in (await http.get("/stats")).text
-        audited.on_loop(lambda: audited.broker.audit.record(AuditEvent.SIGNED_OUT, "key:admin"))
+        audited.on_loop(lambda: audited.context.audit.record(AuditEvent.SIGNED_OUT, "key:admin"))
         for _ in range(2):
             event = await hear(ws)
             assert event["message"]["payload"]["event"] == "signed_out"
@@ -317,7 +317,7 @@ def test_its_retention_is_its_own(serve: Serve) -> None:
     server = serve(
         auth=False, kernels=False, retention_age_s=1, retention_count=1, audit_retention_bytes=5000
     )
-    info = asyncio.run_coroutine_threadsafe(server.broker.log.info(AUDIT_TOPIC), server.loop).result(20)  # type: ignore[arg-type]
+    info = asyncio.run_coroutine_threadsafe(server.context.log.info(AUDIT_TOPIC), server.loop).result(20)  # type: ignore[arg-type]
     assert info.retention == Retention(age_s=90 * 86400, bytes=5000, count=0)
 
 
@@ -408,7 +408,7 @@ def test_wrong_keys_are_recorded_and_logged_once_a_minute(
         for number in range(8):
             assert http.get("/topics", headers={"X-API-Key": f"wrong-{number}"}).status_code == 401
         assert http.get("/topics").status_code == 401
-        audited.on_loop(lambda: audited.broker.refusals._end_period("127.0.0.1"))
+        audited.on_loop(lambda: audited.context.refusals._end_period("127.0.0.1"))
     found = trail(auditor, audited)[before:]
     assert [(one["event"], one["caller"], one["address"], one["count"]) for one in found] == [
         ("key_refused", "", "127.0.0.1", 1),
@@ -423,12 +423,12 @@ def test_wrong_keys_are_recorded_and_logged_once_a_minute(
 
 def test_an_unknown_session_counts_as_a_wrong_key(audited: RunningServer) -> None:
     """It is recorded and slowed down with them, and counted by itself."""
-    audited.on_loop(lambda: audited.broker.refusals._end_period("127.0.0.1"))
+    audited.on_loop(lambda: audited.context.refusals._end_period("127.0.0.1"))
     cookie = {f"himalia_session_{audited.port}": "no-session-of-this-server"}
     with audited.http(cookies=cookie) as http:
         for _ in range(3):
             assert http.get("/topics").status_code == 401
-    audited.on_loop(audited.broker.refusals.close)
+    audited.on_loop(audited.context.refusals.close)
     assert [one["count"] for one in audited.audit_trail("key_refused")[-2:]] == [1, 2]
     with audited.http(headers=ADMIN) as http:
         assert (

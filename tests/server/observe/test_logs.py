@@ -97,11 +97,11 @@ SUBSCRIBE = {"type": "subscribe", "topic": "orders", "client_id": "v"}
 @pytest.mark.parametrize(
     ("part", "fails", "sent", "said"),
     [
-        ("broker.manager.publish", not_stored, PUBLISH, "publishing to orders of token failed"),
-        ("broker.manager.subscribe", broken, SUBSCRIBE, "a command of token could not be handled"),
-        ("broker.manager.unsubscribe", broken, {**SUBSCRIBE, "type": "unsubscribe"}, "a command of token"),
+        ("context.manager.publish", not_stored, PUBLISH, "publishing to orders of token failed"),
+        ("context.manager.subscribe", broken, SUBSCRIBE, "a command of token could not be handled"),
+        ("context.manager.unsubscribe", broken, {**SUBSCRIBE, "type": "unsubscribe"}, "a command of token"),
         ("draft", broken, PUBLISH, "a message of token could not be handled"),
-        ("broker.admit", broken, None, "the WebSocket endpoint failed for token"),
+        ("context.admit", broken, None, "the WebSocket endpoint failed for token"),
     ],
     ids=["publish", "subscribe", "unsubscribe", "message", "handshake"],
 )

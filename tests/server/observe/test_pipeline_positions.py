@@ -58,4 +58,4 @@ def test_nonsense_holds_up_nothing(serve: Callable[..., RunningServer]) -> None:
     publish(server, "pipeline.positions", {"positions": "everywhere"})
     publish(server, "orders", *range(5))
     until(lambda: topic(server, "orders")["first"] == 4)
-    assert server.broker.is_open
+    assert server.context.is_open

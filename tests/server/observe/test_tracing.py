@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from himalia.errors import ConfigurationError
-from himalia.server.context import Broker
+from himalia.server.context import ServerContext
 from himalia.settings import Settings
 from tests.server.raw_clients import until
 from tests.servers import RunningServer, ask, hear_events, message
@@ -167,7 +167,7 @@ def test_tracing_without_the_library_says_what_to_install(monkeypatch: pytest.Mo
     for name in [name for name in sys.modules if name.partition(".")[0] == "opentelemetry"]:
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ConfigurationError, match=r"himalia\[tracing\]"):
-        Broker(Settings(auth=False, log="memory://", tracing=True))
+        ServerContext(Settings(auth=False, log="memory://", tracing=True))
 
 
 def test_tracing_is_off_unless_asked_for(server: RunningServer, exporter: InMemorySpanExporter) -> None:

@@ -367,7 +367,7 @@ def test_a_request_that_cannot_be_is_422(http: httpx.Client, kernel: str, body: 
 
 def test_a_body_is_limited(shared: RunningServer, http: httpx.Client, kernel: str) -> None:
     """More than a message may have is 413."""
-    code = "#" * shared.broker.frame_bytes_max
+    code = "#" * shared.context.frame_bytes_max
     assert error_of(http.post(f"/api/kernels/{kernel}/execute", json={"code": code})) == (
         413,
         "MESSAGE_TOO_LARGE",
@@ -587,14 +587,14 @@ def test_without_kernels_nothing_of_them_is_imported(tmp_path: Path) -> None:
     code = f"""
 import asyncio, sys
 from himalia.server.app import create_app
-from himalia.server.context import Broker
+from himalia.server.context import ServerContext
 from himalia.settings import Settings
 async def main():
-    broker = Broker(Settings(kernels=False, log="sqlite://{tmp_path}/log.db"))
-    await broker.open()
-    create_app(broker=broker).openapi()
-    await broker.metrics.text()
-    await broker.close()
+    context = ServerContext(Settings(kernels=False, log="sqlite://{tmp_path}/log.db"))
+    await context.open()
+    create_app(context=context).openapi()
+    await context.metrics.text()
+    await context.close()
 asyncio.run(main())
 print([name for name in sys.modules if name.startswith(("zmq", "jupyter", "himalia.kernels"))])
 """
@@ -831,7 +831,7 @@ def test_nothing_new_begins_while_the_server_stops(serve: Serve) -> None:
     server = serve(auth=False)
     with server.http() as http:
         kernel = started(http)
-        server.on_loop(lambda: setattr(server.broker, "draining", True))
+        server.on_loop(lambda: setattr(server.context, "draining", True))
         for path, body in (
             ("/api/kernels", {}),
             ("/api/kernels/attach", {"all": True}),
@@ -852,7 +852,7 @@ def test_a_kernel_that_is_being_started_when_the_server_stops_is_not_left_behind
 
     thread = threading.Thread(target=start, daemon=True)
     thread.start()
-    until(lambda: server.on_loop(lambda: server.broker.kernels._coming))
+    until(lambda: server.on_loop(lambda: server.context.kernels._coming))
     server.stop()
     thread.join(20)
     assert [error_of(answer) for answer in answers] == [(503, "SHUTTING_DOWN")]
@@ -869,9 +869,9 @@ def test_a_second_ctrl_c_leaves_kernels_to_their_keepers(serve: Serve, tmp_path:
     psutil.Process(pid).suspend()
     stopping = threading.Thread(target=server.stop)
     stopping.start()
-    until(lambda: server.broker.draining)
+    until(lambda: server.context.draining)
     assert server.loop is not None
-    server.loop.call_soon_threadsafe(server.broker.hurry)
+    server.loop.call_soon_threadsafe(server.context.hurry)
     stopping.join(15)
     assert not stopping.is_alive()
     until(lambda: not is_running(pid))

@@ -62,7 +62,7 @@ def test_the_reference_has_every_call_and_runs_nothing(locked: RunningServer) ->
     with locked.http() as http:
         answer = http.get("/docs")
     assert "script" not in answer.headers["content-security-policy"] and "<script" not in answer.text
-    for path in create_app(broker=locked.broker).openapi()["paths"]:
+    for path in create_app(context=locked.context).openapi()["paths"]:
         assert path in answer.text
 
 

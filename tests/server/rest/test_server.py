@@ -106,10 +106,10 @@ def test_a_bug_is_told_as_internal_and_the_server_goes_on(
     async def broken() -> Any:
         raise ZeroDivisionError("secret")
 
-    topics = server.broker.log.topics
-    server.broker.log.topics = broken  # type: ignore[method-assign]
+    topics = server.context.log.topics
+    server.context.log.topics = broken  # type: ignore[method-assign]
     answer = http.get("/topics")
-    server.broker.log.topics = topics  # type: ignore[method-assign]
+    server.context.log.topics = topics  # type: ignore[method-assign]
     assert error_of(answer) == (500, "INTERNAL")
     assert "secret" not in answer.text
     [line] = [one for one in caplog.records if "GET /topics of anonymous failed" in one.getMessage()]

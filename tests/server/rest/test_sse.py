@@ -367,15 +367,15 @@ def test_a_slow_reader_under_disconnect_is_told_and_ended(serve: Serve) -> None:
         assert events[-1].event == "error"
         assert events[-1]["error"]["code"] == "SLOW_CONSUMER"
         assert f"from={len(events) - 1}" in events[-1]["error"]["message"]
-    until(lambda: server.on_loop(lambda: server.broker.connection_count) == 0)
+    until(lambda: server.on_loop(lambda: server.context.connection_count) == 0)
 
 
 def test_a_reader_that_goes_away_leaves_no_ghost(orders: RunningServer) -> None:
     """A stream ends with its connection, whether or not anything is published."""
     with Stream(orders):
-        until(lambda: orders.on_loop(lambda: orders.broker.manager.subscriber_count) == 1)
-    until(lambda: orders.on_loop(lambda: orders.broker.manager.subscriber_count) == 0)
-    until(lambda: orders.on_loop(lambda: orders.broker.connection_count) == 0)
+        until(lambda: orders.on_loop(lambda: orders.context.manager.subscriber_count) == 1)
+    until(lambda: orders.on_loop(lambda: orders.context.manager.subscriber_count) == 0)
+    until(lambda: orders.on_loop(lambda: orders.context.connection_count) == 0)
 
 
 def test_a_reader_that_goes_away_before_the_answer_leaves_no_ghost(orders: RunningServer) -> None:

@@ -41,7 +41,7 @@ def stocked(serve: Serve) -> RunningServer:
 
 
 def reading(server: RunningServer) -> int:
-    return server.on_loop(lambda: server.broker.readers + len(server.broker.streams))  # type: ignore[no-any-return]
+    return server.on_loop(lambda: server.context.readers + len(server.context.streams))  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("kind", READS)

@@ -209,7 +209,7 @@ def test_one_query_too_many_waits_and_is_told(
 ) -> None:
     """It is not queued for ever."""
     server = serve(auth=False, kernels=False, warehouse=warehouse)
-    server.broker.tables._slots = QuerySlots(total=0, per_caller=1)
+    server.context.tables._slots = QuerySlots(total=0, per_caller=1)
     monkeypatch.setattr(table_queries, "TIME_S", 0.2)
     with server.http() as http:
         response = http.get("/tables/messages")
@@ -240,7 +240,7 @@ def test_one_callers_slow_queries_hold_up_no_other(
     for thread in slow:
         thread.start()
     deadline = time.monotonic() + 20
-    while server.on_loop(lambda: len(server.broker.tables._running)) < 2:
+    while server.on_loop(lambda: len(server.context.tables._running)) < 2:
         assert time.monotonic() < deadline
     answers = [
         ask("reader-0123456789", "/tables"),
@@ -275,7 +275,7 @@ def test_slow_queries_take_no_thread_from_anything_else(
 
         asking = threading.Thread(target=ask)
         asking.start()
-        until(lambda: server.on_loop(lambda: server.broker.tables._running))
+        until(lambda: server.on_loop(lambda: server.context.tables._running))
         asyncio.run_coroutine_threadsafe(asyncio.to_thread(int), loop).result(DEADLINE_S)
         assert not ended.is_set()
         server.stop()
@@ -311,7 +311,7 @@ def test_a_server_that_stops_leaves_no_process(serve: Callable[..., RunningServe
         asking = threading.Thread(target=ask)
         asking.start()
         deadline = time.monotonic() + 20
-        while not server.on_loop(lambda: server.broker.tables._running):
+        while not server.on_loop(lambda: server.context.tables._running):
             assert time.monotonic() < deadline
         server.stop()
         asking.join(20)

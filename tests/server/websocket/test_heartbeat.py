@@ -88,8 +88,8 @@ def test_a_peer_that_is_silent_is_dropped(lively: RunningServer, spoke: bool) ->
         if spoke:
             raw.ask(type="subscribe", topic="orders", client_id="v")
         raw.until_end()
-    until(lambda: lively.on_loop(lambda: lively.broker.connection_count) == 0)
-    assert lively.on_loop(lambda: lively.broker.manager.subscriber_count) == 0
+    until(lambda: lively.on_loop(lambda: lively.context.connection_count) == 0)
+    assert lively.on_loop(lambda: lively.context.manager.subscriber_count) == 0
 
 
 def test_a_peer_that_answers_pings_lives(lively: RunningServer) -> None:
@@ -118,7 +118,7 @@ def test_a_peer_that_speaks_and_never_listens_is_dropped(lively: RunningServer) 
     with RawWebSocket(lively, receive_bytes=4096) as raw:
         raw.socket.settimeout(0.1)
         end = time.monotonic() + DEADLINE_S
-        while lively.on_loop(lambda: lively.broker.connection_count):
+        while lively.on_loop(lambda: lively.context.connection_count):
             assert time.monotonic() < end
             try:
                 raw.socket.send(ping)

@@ -17,7 +17,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from himalia.server.app import create_app
-from himalia.server.context import Broker
+from himalia.server.context import ServerContext
 from himalia.server.websocket.endpoint import PlainChannel
 from himalia.settings import Settings
 from tests.server.raw_clients import BINARY, RawWebSocket, frame, until
@@ -30,14 +30,14 @@ class PlainServer:
     """The application on a plain uvicorn, in a thread."""
 
     def __init__(self, **settings: Any) -> None:
-        self.broker = Broker(Settings(**settings))
-        self.token = self.broker.token
+        self.context = ServerContext(Settings(**settings))
+        self.token = self.context.token
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])
         self.url = f"http://127.0.0.1:{self.port}"
         self._loop: asyncio.AbstractEventLoop | None = None
         config = uvicorn.Config(
-            create_app(broker=self.broker),
+            create_app(context=self.context),
             ws="websockets-sansio",
             log_config=None,
             timeout_graceful_shutdown=1,
@@ -120,7 +120,7 @@ async def test_it_is_the_fallback_that_is_tested_here(plain: PlainServer) -> Non
     """Another server has no protocol object to offer, so the channel is the plain one."""
     async with plain.connect() as ws:
         await ask(ws, type="ping")
-        kinds = plain.on_loop(lambda: [type(c.channel) for c in plain.broker.connections])
+        kinds = plain.on_loop(lambda: [type(c.channel) for c in plain.context.connections])
         assert kinds == [PlainChannel]
 
 
@@ -156,7 +156,7 @@ async def test_many_publishes_without_waiting_are_acknowledged_in_order(
 
 async def test_bad_input_has_its_error_and_the_connection_lives_on(plain: PlainServer) -> None:
     """Malformed, binary, too large: told by name."""
-    size = plain.broker.frame_bytes_max
+    size = plain.context.frame_bytes_max
     async with plain.connect() as ws:
         for data, code in (
             ("nonsense", "BAD_REQUEST"),
@@ -233,7 +233,7 @@ def test_a_slow_subscriber_under_lossless_gets_everything_from_a_bounded_buffer(
 def test_a_slow_subscriber_under_disconnect_is_told_and_closed(plain: PlainServer) -> None:
     """SLOW_CONSUMER behind the last event, then a close with 1008."""
     with slow(plain, policy="disconnect", limit=10) as raw:
-        while plain.on_loop(lambda: any(not c.channel.closed for c in plain.broker.connections)):
+        while plain.on_loop(lambda: any(not c.channel.closed for c in plain.context.connections)):
             flood(plain, 500)
         offsets = []
         while (heard := raw.hear())["type"] == "event":
@@ -256,7 +256,7 @@ def test_answers_that_nobody_reads_do_not_pile_up(plain: PlainServer) -> None:
         except TimeoutError:
             pass
         assert sent < 50_000_000
-        unsent = plain.on_loop(lambda: max(c.channel.unsent_bytes for c in plain.broker.connections))
+        unsent = plain.on_loop(lambda: max(c.channel.unsent_bytes for c in plain.context.connections))
         assert unsent < 1_000_000
 
 
@@ -265,17 +265,17 @@ def test_a_client_that_goes_away_leaves_no_ghost(plain: PlainServer, how: str) -
     """Subscriptions end with their connection."""
     with RawWebSocket(plain) as raw:  # type: ignore[arg-type]
         raw.ask(type="subscribe", topic="orders", client_id="v")
-        assert plain.on_loop(lambda: plain.broker.manager.subscriber_count) == 1
+        assert plain.on_loop(lambda: plain.context.manager.subscriber_count) == 1
         if how == "half a frame":
             raw.send(frame(b'{"type":"ping"}', BINARY)[:5])
         if how == "reset":
             raw.reset()
-    until(lambda: plain.on_loop(lambda: plain.broker.manager.subscriber_count) == 0)
-    assert plain.on_loop(lambda: plain.broker.connection_count) == 0
+    until(lambda: plain.on_loop(lambda: plain.context.manager.subscriber_count) == 0)
+    assert plain.on_loop(lambda: plain.context.connection_count) == 0
 
 
 async def test_the_lifespan_opens_and_closes_the_log(plain_with: Callable[..., PlainServer]) -> None:
-    """The application owns its broker: what was acknowledged is there when it runs again."""
+    """The application owns its context: what was acknowledged is there when it runs again."""
     first = plain_with()
     first.create("orders")
     async with first.connect() as ws:
@@ -283,7 +283,7 @@ async def test_the_lifespan_opens_and_closes_the_log(plain_with: Callable[..., P
         await asyncio.to_thread(first.stop)
         with pytest.raises(ConnectionClosed):
             await hear(ws)
-    assert not first.broker.is_open
+    assert not first.context.is_open
     second = plain_with()
     async with second.connect() as ws:
         await ask(ws, type="subscribe", topic="orders", client_id="v", **{"from": 0})

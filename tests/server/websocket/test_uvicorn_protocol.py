@@ -286,7 +286,7 @@ def test_frames_of_all_kinds_come_in_any_order(server: RunningServer, raw: RawWe
 
 
 def the_connection_on_loop(server: RunningServer) -> Any:
-    return next(iter(server.broker.connections))
+    return next(iter(server.context.connections))
 
 
 def test_flow_control_of_the_transport_reaches_the_channel(serve: Callable[..., RunningServer]) -> None:

@@ -67,7 +67,7 @@ class Recorded:
 
 def read(server: RunningServer, topic: str) -> list[Record]:
     async def all_of_it() -> list[Record]:
-        chunk = await server.broker.manager.log.read(topic, 0, limit=100_000, bytes_max=1 << 30)
+        chunk = await server.context.manager.log.read(topic, 0, limit=100_000, bytes_max=1 << 30)
         return list(chunk.records)
 
     assert server.loop is not None

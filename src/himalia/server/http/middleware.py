@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from himalia.errors import HimaliaError, Unauthorized
 from himalia.server import auth, errors
-from himalia.server.context import Broker
+from himalia.server.context import ServerContext
 from himalia.server.errors import error_response
 from himalia.server.http import admission
 from himalia.server.http.request_body import STATE_KEY as BODY_KEY
@@ -28,9 +28,9 @@ class Guard:
     Refuses foreign hosts and origins, callers without a valid key, and bodies without end.
     """
 
-    def __init__(self, app: ASGIApp, broker: Broker) -> None:
+    def __init__(self, app: ASGIApp, context: ServerContext) -> None:
         self._app = app
-        self._broker = broker
+        self._context = context
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -41,23 +41,23 @@ class Guard:
             await self._app(scope, receive, send)
             return
         try:
-            self._broker.frontier.check(Headers(scope=scope))
-            caller = None if auth.is_open(scope) else await auth.identify(scope, self._broker)
+            self._context.frontier.check(Headers(scope=scope))
+            caller = None if auth.is_open(scope) else await auth.identify(scope, self._context)
         except HimaliaError as error:
-            self._broker.metrics.count_error(error.code)
+            self._context.metrics.count_error(error.code)
             await errors.error_response(error, scope["path"])(scope, receive, send)
             return
         if caller is None:
             await self._app(scope, _without_body(receive), send)
             return
-        settings = self._broker.settings
+        settings = self._context.settings
         body = RequestBody(
             scope,
             receive,
-            self._broker.bodies,
+            self._context.bodies,
             caller.name,
-            self._broker.manager.turns,
-            bytes_max=self._broker.frame_bytes_max if is_of_code(scope["path"]) else FIELDS_BYTES_MAX,
+            self._context.manager.turns,
+            bytes_max=self._context.frame_bytes_max if is_of_code(scope["path"]) else FIELDS_BYTES_MAX,
             idle_s=settings.body_idle_timeout_s,
             total_s=settings.body_timeout_s,
         )

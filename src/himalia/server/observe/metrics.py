@@ -17,7 +17,7 @@ from himalia.server.http.admission import Refusal
 from himalia.server.identity.credential import Failure
 
 if TYPE_CHECKING:
-    from himalia.server.context import Broker
+    from himalia.server.context import ServerContext
 
 COMMIT_BUCKETS_S = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5)
 
@@ -25,8 +25,8 @@ COMMIT_BUCKETS_S = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1,
 class Metrics(Collector):
     """The metrics of one server, in a registry of its own."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(self, context: ServerContext) -> None:
+        self._context = context
         self._errors: Counter[ErrorCode] = Counter()
         self._healthy = True
         self._warnings = 0
@@ -45,16 +45,16 @@ class Metrics(Collector):
         self._errors[code] += 1
 
     async def text(self) -> bytes:
-        health = await self._broker.log.health()
+        health = await self._context.log.health()
         self._healthy, self._warnings = health.ok, len(health.warnings)
-        self._lag = await self._broker.manager.lag()
-        self._log_stats = self._broker.log.stats()
+        self._lag = await self._context.manager.lag()
+        self._log_stats = self._context.log.stats()
         for seconds in self._log_stats.commit_seconds:
             self._commit_s.observe(seconds)
         return generate_latest(self._registry)
 
     def describe(self) -> list[Metric]:
-        return []  # nothing can be collected before the broker is open
+        return []  # nothing can be collected before the context is open
 
     def collect(self) -> Iterator[Metric]:
         yield from self._counters()
@@ -68,37 +68,37 @@ class Metrics(Collector):
             "Connections not taken, or closed for others",
             "reason",
             Refusal,
-            self._broker.admission.refused,
+            self._context.admission.refused,
         )
         yield _by(
             "himalia_authentication_failures",
             "Requests whose caller was not known",
             "reason",
             Failure,
-            {str(reason): count for reason, count in self._broker.identity.failures.items()},
+            {str(reason): count for reason, count in self._context.identity.failures.items()},
         )
-        if self._broker.kernels.is_enabled:
+        if self._context.kernels.is_enabled:
             yield from self._of_kernels()
 
     def _counters(self) -> Iterator[Metric]:
-        counters = self._broker.manager.counters
+        counters = self._context.manager.counters
         yield CounterMetricFamily("himalia_publishes", "Records stored", counters.published)
         yield CounterMetricFamily(
             "himalia_duplicates", "Publishes recognised as repeats", counters.duplicates
         )
         yield CounterMetricFamily("himalia_commits", "Commits of the log", self._log_stats.commits)
         yield CounterMetricFamily("himalia_log_failures", "Commits that failed", self._log_stats.failures)
-        dropped = self._broker.audit.dropped
+        dropped = self._context.audit.dropped
         yield CounterMetricFamily("himalia_audit_drops", "Audit records that were lost", dropped)
         yield CounterMetricFamily("himalia_deliveries", "Records given to subscribers", counters.delivered)
         yield CounterMetricFamily("himalia_drops", "Records that slow subscribers skipped", counters.dropped)
 
     def _gauges(self) -> Iterator[Metric]:
-        broker, manager = self._broker, self._broker.manager
+        context, manager = self._context, self._context.manager
         gauges = {
-            "himalia_connections": ("WebSocket and SSE connections", broker.connection_count),
-            "himalia_sockets": ("TCP connections, known and anonymous", broker.admission.count),
-            "himalia_receiving_bytes": ("Bytes of request bodies being received", broker.bodies.used_bytes),
+            "himalia_connections": ("WebSocket and SSE connections", context.connection_count),
+            "himalia_sockets": ("TCP connections, known and anonymous", context.admission.count),
+            "himalia_receiving_bytes": ("Bytes of request bodies being received", context.bodies.used_bytes),
             "himalia_subscribers": ("Subscriptions", manager.subscriber_count),
             "himalia_topics": ("Topics", manager.topic_count),
             "himalia_lag_records": ("Records by which the slowest subscriber is behind", self._lag),
@@ -127,7 +127,7 @@ class Metrics(Collector):
         from himalia.kernels.model import KernelState
         from himalia.protocol.models import ExecutionStatus
 
-        hosting = self._broker.kernels
+        hosting = self._context.kernels
         kernels = hosting.kernels
         counts = hosting.counts.with_these(kernels)
         states = GaugeMetricFamily("himalia_kernels", "Kernels that run", labels=["state"])

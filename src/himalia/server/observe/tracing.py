@@ -49,7 +49,7 @@ def _provide() -> None:
 
 
 class OpenTelemetryTracing:
-    """Both what the broker asks of its ``Tracing`` and what kernels ask of their ``RequestTracing``."""
+    """Implements ``Tracing`` of pub/sub and ``RequestTracing`` of kernels."""
 
     def __init__(self) -> None:
         from opentelemetry import trace

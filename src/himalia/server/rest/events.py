@@ -14,10 +14,10 @@ from starlette.types import Receive, Scope, Send
 from himalia.errors import BadRequest, HimaliaError, Unauthorized
 from himalia.protocol import ClientMessage, Policy
 from himalia.pubsub import Outlet
-from himalia.server.auth import SECURITY, Caller, TheBroker
+from himalia.server.auth import SECURITY, Caller, Context
 from himalia.server.caller_usage import Place
 from himalia.server.codecs import SSE, SSE_OF_PATTERN, SseCodec
-from himalia.server.context import Broker
+from himalia.server.context import ServerContext
 from himalia.server.identity import Credential
 from himalia.server.rest.schema import errors
 from himalia.server.rest.topics import ERRORS, NOT_FOUND
@@ -75,13 +75,15 @@ class EventsResponse(StreamingResponse):
     then ends only when the garbage collector finds it.
     """
 
-    def __init__(self, broker: Broker, outlet: SseOutlet, place: Place, credential: Credential) -> None:
+    def __init__(
+        self, context: ServerContext, outlet: SseOutlet, place: Place, credential: Credential
+    ) -> None:
         super().__init__(
-            _pieces(outlet, broker.settings.heartbeat_s),
+            _pieces(outlet, context.settings.heartbeat_s),
             media_type="text/event-stream",
             headers={"Cache-Control": "no-store"},
         )
-        self._broker = broker
+        self._context = context
         self._outlet = outlet
         self._place = place
         self._credential = credential
@@ -94,8 +96,8 @@ class EventsResponse(StreamingResponse):
             self._credential.unwatch(self._on_credential_end)
             self._outlet.closed = True
             self._place.release()
-            self._broker.streams.pop(self._outlet, None)
-            self._broker.manager.disconnect(self._outlet)
+            self._context.streams.pop(self._outlet, None)
+            self._context.manager.disconnect(self._outlet)
 
     def _on_credential_end(self, why: Unauthorized) -> None:
         self._outlet.buffer(SSE.error(why))
@@ -123,7 +125,7 @@ async def _pieces(outlet: SseOutlet, heartbeat_s: float) -> AsyncIterator[bytes]
     },
 )
 async def events(
-    broker: TheBroker,
+    context: Context,
     caller: Caller,
     name: str,
     last_n: Annotated[
@@ -142,7 +144,7 @@ async def events(
     ] = None,
 ) -> StreamingResponse:
     """Subscribe to a topic or a pattern. Sends stored records as requested, then new ones until you disconnect."""
-    place = broker.admit(caller)
+    place = context.admit(caller)
     if last_event_id:
         if is_pattern(name):
             raise BadRequest("Last-Event-ID resumes a topic, not a pattern; use `from` on the WebSocket")
@@ -159,21 +161,21 @@ async def events(
         limit=limit,
         filter=filter,
     )
-    outlet = SseOutlet(SSE_OF_PATTERN if is_pattern(name) else SSE, broker.settings.write_buffer_bytes)
+    outlet = SseOutlet(SSE_OF_PATTERN if is_pattern(name) else SSE, context.settings.write_buffer_bytes)
     try:
-        subscriber = await make_subscriber(message, broker.settings, caller, outlet, broker.manager.turns)
-        broker.streams[outlet] = None
+        subscriber = await make_subscriber(message, context.settings, caller, outlet, context.manager.turns)
+        context.streams[outlet] = None
         place.outlet = outlet
-        with broker.usages.of(caller).subscribing(subscriber.identity):
-            result = await broker.manager.subscribe(subscriber)
+        with context.usages.of(caller).subscribing(subscriber.identity):
+            result = await context.manager.subscribe(subscriber)
     except BaseException:
-        broker.streams.pop(outlet, None)
+        context.streams.pop(outlet, None)
         place.release()
         raise
     for gap in result.gaps:
         outlet.buffer(SSE.gap(gap.topic, subscriber.client_id, gap.requested, gap.first, gap.end))
     outlet.flush()
-    return EventsResponse(broker, outlet, place, caller.credential)
+    return EventsResponse(context, outlet, place, caller.credential)
 
 
 def _after(last_event_id: str) -> int:

@@ -17,8 +17,8 @@ from himalia.errors import BadRequest, Forbidden, ShuttingDown
 from himalia.protocol import models
 from himalia.protocol.models.kernels import KERNEL_ID
 from himalia.record import format_ts
-from himalia.server.auth import SECURITY, Caller, TheBroker, has_right, require_right
-from himalia.server.context import Broker
+from himalia.server.auth import SECURITY, Caller, Context, has_right, require_right
+from himalia.server.context import ServerContext
 from himalia.server.identity import Principal, Right
 from himalia.server.observe.audit import AuditEvent
 from himalia.server.rest.schema import JSON, JsonBody, errors, json_response, model_of
@@ -74,11 +74,11 @@ router = APIRouter(prefix="/api", responses=ERRORS, tags=["kernels"], dependenci
 
 
 @router.get("/kernelspecs", response_model=model_of(models.KernelSpecs))
-async def list_kernelspecs(broker: TheBroker, caller: Caller) -> Response:
+async def list_kernelspecs(context: Context, caller: Caller) -> Response:
     """List the kernels that can be started."""
     from himalia.kernels.host import DEFAULT_NAME
 
-    specs = broker.kernels.host.specs
+    specs = context.kernels.host.specs
     found = await asyncio.to_thread(specs.get_all_specs)
     kernelspecs = {name: models.KernelSpec(name, entry["spec"]) for name, entry in sorted(found.items())}
     return json_response(models.KernelSpecs(DEFAULT_NAME, kernelspecs))
@@ -88,11 +88,11 @@ async def list_kernelspecs(broker: TheBroker, caller: Caller) -> Response:
 
 
 @router.get("/kernels", response_model=list[KERNEL])  # type: ignore[valid-type]
-async def list_kernels(broker: TheBroker, caller: Caller) -> Response:
+async def list_kernels(context: Context, caller: Caller) -> Response:
     """List the running kernels whose output you may read."""
-    kernels = broker.kernels.host.kernels.values()
+    kernels = context.kernels.host.kernels.values()
     return json_response(
-        [_describe(broker, one) for one in kernels if caller.may(Right.SUBSCRIBE, one.topic, one.owner)]
+        [_describe(context, one) for one in kernels if caller.may(Right.SUBSCRIBE, one.topic, one.owner)]
     )
 
 
@@ -103,7 +103,7 @@ async def list_kernels(broker: TheBroker, caller: Caller) -> Response:
     responses={201: LOCATION, **NO_ROOM, **FAILED, **TOO_LARGE},
 )
 async def start_kernel(
-    broker: TheBroker,
+    context: Context,
     caller: Caller,
     body: Annotated[
         JsonBody[models.StartKernelRequest] | None,
@@ -111,12 +111,12 @@ async def start_kernel(
     ] = None,
 ) -> Response:
     """Start a kernel, which you then own. Responds when the kernel is ready to run code."""
-    _require_start(broker, caller, may_be_own=True)
+    _require_start(context, caller, may_be_own=True)
     wanted = body or models.StartKernelRequest()
     _check_start(wanted)
     cwd = await asyncio.to_thread(_directory, wanted)
-    kernel = await broker.kernels.start(wanted.name, cwd, wanted.env, caller)
-    return json_response(_describe(broker, kernel), 201, {"Location": f"/api/kernels/{kernel.id}"})
+    kernel = await context.kernels.start(wanted.name, cwd, wanted.env, caller)
+    return json_response(_describe(context, kernel), 201, {"Location": f"/api/kernels/{kernel.id}"})
 
 
 @router.post(
@@ -136,46 +136,46 @@ async def start_kernel(
     },
 )
 async def attach_kernel(
-    body: Annotated[JsonBody[models.AttachRequest], Body()], broker: TheBroker, caller: Caller
+    body: Annotated[JsonBody[models.AttachRequest], Body()], context: Context, caller: Caller
 ) -> Response:
     """Listen to a kernel that another program started, without disturbing it, or to all that can be found."""
-    _require_start(broker, caller, may_be_own=False)
+    _require_start(context, caller, may_be_own=False)
     if body.all == (body.connection_file is not None):
         raise BadRequest("give either `connection_file`, or `all` as true")
     if body.connection_file is not None:
         _refuse_nul("connection_file", [body.connection_file])
-        kernel = await broker.kernels.attach(body.connection_file, caller)
-        return json_response(_describe(broker, kernel), 201, {"Location": f"/api/kernels/{kernel.id}"})
-    kernels, skipped = await broker.kernels.attach_all(caller)
-    attached = [_describe(broker, kernel) for kernel in kernels]
+        kernel = await context.kernels.attach(body.connection_file, caller)
+        return json_response(_describe(context, kernel), 201, {"Location": f"/api/kernels/{kernel.id}"})
+    kernels, skipped = await context.kernels.attach_all(caller)
+    attached = [_describe(context, kernel) for kernel in kernels]
     return json_response(
         models.Attached(attached, [models.Skipped(path, why) for path, why in sorted(skipped.items())])
     )
 
 
 @router.get("/kernels/{kernel_id}", response_model=KERNEL, responses=NO_KERNEL)
-async def get_kernel(broker: TheBroker, caller: Caller, kernel_id: KernelId) -> Response:
+async def get_kernel(context: Context, caller: Caller, kernel_id: KernelId) -> Response:
     """Return one kernel."""
-    return json_response(_describe(broker, await _kernel(broker, caller, kernel_id, Right.SUBSCRIBE)))
+    return json_response(_describe(context, await _kernel(context, caller, kernel_id, Right.SUBSCRIBE)))
 
 
 @router.delete("/kernels/{kernel_id}", status_code=204, responses=NO_KERNEL)
-async def stop_kernel(broker: TheBroker, caller: Caller, kernel_id: KernelId) -> None:
+async def stop_kernel(context: Context, caller: Caller, kernel_id: KernelId) -> None:
     """Stop a kernel; detach from one that another program started. The kernel's topic stays."""
-    await _kernel(broker, caller, kernel_id, Right.EXECUTE)
-    await broker.kernels.host.stop(kernel_id, caller=caller.name)
+    await _kernel(context, caller, kernel_id, Right.EXECUTE)
+    await context.kernels.host.stop(kernel_id, caller=caller.name)
 
 
 @router.post("/kernels/{kernel_id}/interrupt", status_code=204, responses={**NO_KERNEL, **UNAVAILABLE})
-async def interrupt_kernel(broker: TheBroker, caller: Caller, kernel_id: KernelId) -> None:
+async def interrupt_kernel(context: Context, caller: Caller, kernel_id: KernelId) -> None:
     """Interrupt the running code, which ends with the error KeyboardInterrupt."""
-    kernel = await _kernel(broker, caller, kernel_id, Right.EXECUTE)
+    kernel = await _kernel(context, caller, kernel_id, Right.EXECUTE)
 
     async def interrupt() -> None:
         await kernel.interrupt(caller.name)
-        broker.audit.record(AuditEvent.KERNEL_INTERRUPTED, caller, kernel_id=kernel_id)
+        context.audit.record(AuditEvent.KERNEL_INTERRUPTED, caller, kernel_id=kernel_id)
 
-    await broker.audit.undivided.run(interrupt())
+    await context.audit.undivided.run(interrupt())
 
 
 @router.post(
@@ -183,11 +183,11 @@ async def interrupt_kernel(broker: TheBroker, caller: Caller, kernel_id: KernelI
     response_model=KERNEL,
     responses={**NO_KERNEL, **UNAVAILABLE, **FAILED},
 )
-async def restart_kernel(broker: TheBroker, caller: Caller, kernel_id: KernelId) -> Response:
+async def restart_kernel(context: Context, caller: Caller, kernel_id: KernelId) -> Response:
     """Restart the kernel's process. Running and waiting requests end as `aborted`; id and topic stay."""
-    kernel = await _kernel(broker, caller, kernel_id, Right.EXECUTE)
+    kernel = await _kernel(context, caller, kernel_id, Right.EXECUTE)
     await kernel.restart(caller=caller.name)
-    return json_response(_describe(broker, kernel))
+    return json_response(_describe(context, kernel))
 
 
 # Running code
@@ -210,7 +210,7 @@ async def restart_kernel(broker: TheBroker, caller: Caller, kernel_id: KernelId)
 )
 async def execute(
     body: Annotated[JsonBody[models.ExecuteRequest], Body()],
-    broker: TheBroker,
+    context: Context,
     caller: Caller,
     kernel_id: KernelId,
 ) -> Response:
@@ -221,14 +221,14 @@ async def execute(
     """
     from himalia.kernels.request import Code
 
-    kernel = await _kernel(broker, caller, kernel_id, Right.EXECUTE)
-    _check_running(broker)
+    kernel = await _kernel(context, caller, kernel_id, Right.EXECUTE)
+    _check_running(context)
     options = msgspec.structs.asdict(body)
     del options["wait"]
-    request = await broker.kernels.execute(kernel, Code(**options, caller=caller.name), caller)
+    request = await context.kernels.execute(kernel, Code(**options, caller=caller.name), caller)
     if body.wait:
-        await broker.kernels.until_closed(kernel, request)
-        return await _outcome(broker, caller, kernel_id, request.id)
+        await context.kernels.until_closed(kernel, request)
+        return await _outcome(context, caller, kernel_id, request.id)
     location = {"Location": f"/api/kernels/{kernel_id}/executions/{request.id}"}
     return json_response(models.Submitted(request.id, kernel.topic, request.offset), 202, location)
 
@@ -239,15 +239,15 @@ async def execute(
     responses={200: RESULT, **NO_EXECUTION},
 )
 async def get_execution(
-    broker: TheBroker,
+    context: Context,
     caller: Caller,
     kernel_id: KernelId,
     request_id: RequestId,
     late: Annotated[bool, Query(description="Include output that arrived after the request ended.")] = False,
 ) -> Response:
     """Return the result of a request: while it runs, and as long as the log stores it."""
-    host = broker.kernels.host
-    await require_right(broker.log, caller, Right.SUBSCRIBE, _topic(broker, kernel_id))
+    host = context.kernels.host
+    await require_right(context.log, caller, Right.SUBSCRIBE, _topic(context, kernel_id))
     return await _result(await host.result(kernel_id, request_id, late=late, keeps_json=True))
 
 
@@ -257,19 +257,19 @@ async def get_execution(
     responses={200: RESULT, **NO_EXECUTION},
 )
 async def cancel_execution(
-    broker: TheBroker, caller: Caller, kernel_id: KernelId, request_id: RequestId
+    context: Context, caller: Caller, kernel_id: KernelId, request_id: RequestId
 ) -> Response:
     """Cancel a request: drop it if it waits, interrupt it if it runs. One that has ended does not change."""
-    host = broker.kernels.host
-    await require_right(broker.log, caller, Right.EXECUTE, _topic(broker, kernel_id))
+    host = context.kernels.host
+    await require_right(context.log, caller, Right.EXECUTE, _topic(context, kernel_id))
     kernel = host.kernels.get(kernel_id)
     if kernel is not None and kernel.scheduler.find(request_id) is not None:
         cancelled = kernel.scheduler.cancel(request_id, caller.name)
-        broker.audit.record(
+        context.audit.record(
             AuditEvent.EXECUTION_CANCELLED, caller, kernel_id=kernel_id, request_id=request_id
         )
-        await broker.kernels.until_closed(kernel, cancelled)
-    return await _outcome(broker, caller, kernel_id, request_id)
+        await context.kernels.until_closed(kernel, cancelled)
+    return await _outcome(context, caller, kernel_id, request_id)
 
 
 @router.post(
@@ -277,47 +277,47 @@ async def cancel_execution(
 )
 async def answer_input(
     body: Annotated[JsonBody[models.InputRequest], Body()],
-    broker: TheBroker,
+    context: Context,
     caller: Caller,
     kernel_id: KernelId,
 ) -> None:
     """Send the input that the running code waits for."""
-    (await _kernel(broker, caller, kernel_id, Right.EXECUTE)).answer(body.value, caller.name)
-    broker.audit.record(AuditEvent.INPUT_ANSWERED, caller, kernel_id=kernel_id)
+    (await _kernel(context, caller, kernel_id, Right.EXECUTE)).answer(body.value, caller.name)
+    context.audit.record(AuditEvent.INPUT_ANSWERED, caller, kernel_id=kernel_id)
 
 
 # Shared by the calls
 
 
-def _topic(broker: Broker, kernel_id: str) -> str:
+def _topic(context: ServerContext, kernel_id: str) -> str:
     if "." in kernel_id:
         raise BadRequest(f"{kernel_id[:80]!r} is not a valid kernel id")
-    return check_name(KERNEL_TOPIC_PREFIX + kernel_id, broker.settings.topic_length_max)
+    return check_name(KERNEL_TOPIC_PREFIX + kernel_id, context.settings.topic_length_max)
 
 
-async def _kernel(broker: Broker, caller: Principal, kernel_id: str, right: Right) -> Kernel:
-    host = broker.kernels.host
-    await require_right(broker.log, caller, right, _topic(broker, kernel_id))
+async def _kernel(context: ServerContext, caller: Principal, kernel_id: str, right: Right) -> Kernel:
+    host = context.kernels.host
+    await require_right(context.log, caller, right, _topic(context, kernel_id))
     return host.get(kernel_id)
 
 
-def _require_start(broker: Broker, caller: Principal, *, may_be_own: bool) -> None:
+def _require_start(context: ServerContext, caller: Principal, *, may_be_own: bool) -> None:
     """Raise ``Forbidden`` unless the caller may start or attach kernels.
 
     ``may_be_own``: the right to the caller's own kernels is enough.
     """
-    _ = broker.kernels.host  # raises if this server runs no kernels
+    _ = context.kernels.host  # raises if this server runs no kernels
     owns = caller.owns(Right.EXECUTE)
     if not caller.may(Right.EXECUTE, ALL_KERNELS) and not (may_be_own and owns):
         what = "attach kernels, only to start its own" if owns else "start or attach kernels"
         raise Forbidden(
             f"{caller.name!r} has no right to {what}: that takes execute on 'kernels.*'", right=Right.EXECUTE
         )
-    _check_running(broker)
+    _check_running(context)
 
 
-def _check_running(broker: Broker) -> None:
-    if broker.draining:
+def _check_running(context: ServerContext) -> None:
+    if context.draining:
         raise ShuttingDown("the server is shutting down; retry when it has restarted")
 
 
@@ -348,8 +348,8 @@ def _directory(wanted: models.StartKernelRequest) -> Path | None:
     return next((folder for folder in (path, *path.parents) if os.path.isdir(folder)), None)
 
 
-def _describe(broker: Broker, kernel: Kernel) -> models.Kernel:
-    model = kernel.model(connections=broker.manager.subscribers_of(kernel.topic))
+def _describe(context: ServerContext, kernel: Kernel) -> models.Kernel:
+    model = kernel.model(connections=context.manager.subscribers_of(kernel.topic))
     return models.Kernel(
         id=model.id,
         name=model.name,
@@ -368,10 +368,10 @@ def _describe(broker: Broker, kernel: Kernel) -> models.Kernel:
     )
 
 
-async def _outcome(broker: Broker, caller: Principal, kernel_id: str, request_id: str) -> Response:
+async def _outcome(context: ServerContext, caller: Principal, kernel_id: str, request_id: str) -> Response:
     """Respond to a caller who may execute; the content only if it may also read the kernel's topic."""
-    result = await broker.kernels.host.result(kernel_id, request_id, keeps_json=True)
-    may_read = await has_right(broker.log, caller, Right.SUBSCRIBE, _topic(broker, kernel_id))
+    result = await context.kernels.host.result(kernel_id, request_id, keeps_json=True)
+    may_read = await has_right(context.log, caller, Right.SUBSCRIBE, _topic(context, kernel_id))
     return await _result(result if may_read else result.without_content())
 
 

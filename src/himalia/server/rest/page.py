@@ -18,7 +18,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import RedirectResponse, Response
 from starlette.exceptions import HTTPException
 
-from himalia.server.auth import TheBroker
+from himalia.server.auth import Context
 from himalia.server.rest import sessions
 
 router = APIRouter(include_in_schema=False)
@@ -55,11 +55,11 @@ def _digest(text: str) -> str:
 
 
 @router.get("/")
-async def page(request: Request, broker: TheBroker) -> Response:
+async def page(request: Request, context: Context) -> Response:
     """Return the page; with ``?token=``, start a session and redirect to the page without the token in its URL."""
     if "token" not in request.query_params:
         return _file(request, "index.html")
-    made = await broker.identity.sign_in_by_link(request.scope, request.headers.get("user-agent", ""))
+    made = await context.identity.sign_in_by_link(request.scope, request.headers.get("user-agent", ""))
     response = RedirectResponse("/", status_code=303, headers=_headers(PAGE_POLICY, "no-store"))
     if made is not None:
         sessions.remember(request, response, *made)

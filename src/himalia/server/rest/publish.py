@@ -25,8 +25,8 @@ from himalia.protocol import Message, models
 from himalia.protocol.messages import DECODE_ERRORS, canonical_uuid, decode_error
 from himalia.pubsub.turns import Turns
 from himalia.record import Draft
-from himalia.server.auth import SECURITY, Caller, TheBroker
-from himalia.server.context import Broker
+from himalia.server.auth import SECURITY, Caller, Context
+from himalia.server.context import ServerContext
 from himalia.server.drafts import Drafter
 from himalia.server.http.message_list import MessageList
 from himalia.server.http.request_body import RequestBody, body_of
@@ -87,7 +87,7 @@ _BODY: dict[str, Any] = {
 )
 async def publish(
     request: Request,
-    broker: TheBroker,
+    context: Context,
     caller: Caller,
     name: str = TopicName,
     epoch: Annotated[
@@ -107,17 +107,17 @@ async def publish(
     """
     if (producer is None) != (sequence is None):
         raise BadRequest("`producer` and `sequence` must be given together")
-    drafter = Drafter(broker.settings, caller)
+    drafter = Drafter(context.settings, caller)
     drafter.check_topic(name)
     is_ndjson = _is_ndjson(request)
     is_atomic = not is_ndjson or producer is not None
-    count_max = broker.settings.bulk_messages_max if is_atomic else LINES_AT_ONCE
-    drafts = Drafts(drafter, name, body_of(request.scope), count_max, broker.manager.turns)
-    target = PublishTarget(broker, caller, name, epoch, producer, sequence)
+    count_max = context.settings.bulk_messages_max if is_atomic else LINES_AT_ONCE
+    drafts = Drafts(drafter, name, body_of(request.scope), count_max, context.manager.turns)
+    target = PublishTarget(context, caller, name, epoch, producer, sequence)
     if is_ndjson:
         return await _publish_lines(target, drafts, request)
     try:
-        one = await _read_json(broker, drafts, request)
+        one = await _read_json(context, drafts, request)
     except HimaliaError:
         await drafts.free()
         raise
@@ -220,7 +220,7 @@ class Receipt:
 class PublishTarget(msgspec.Struct, frozen=True):
     """The topic that a body is published to, and on which conditions."""
 
-    broker: Broker
+    context: ServerContext
     caller: Principal
     topic: str
     epoch: str | None
@@ -229,18 +229,18 @@ class PublishTarget(msgspec.Struct, frozen=True):
 
     async def store(self, drafts: Drafts, *, may_wait: bool = False) -> Appended:
         """Append drafts. Beyond the caller's rate, raise ``RateLimited``, or wait if it ``may_wait``."""
-        if self.broker.draining:
+        if self.context.draining:
             raise ShuttingDown("the server is shutting down; publish again when it has restarted")
         await self._count(drafts, may_wait=may_wait)
-        await self.broker.until_admitted()
+        await self.context.until_admitted()
         batch = Batch(self.topic, drafts.drafts, self.epoch, self.producer, self.sequence, self.caller.name)
-        return await self.broker.manager.publish(batch, drafts.size_bytes)
+        return await self.context.manager.publish(batch, drafts.size_bytes)
 
     async def _count(self, drafts: Drafts, *, may_wait: bool) -> None:
         # Looked up each time: a caller's usage may be dropped and created again while its body arrives.
-        while may_wait and (wait_s := self.broker.usages.of(self.caller).publish_wait_s()):
+        while may_wait and (wait_s := self.context.usages.of(self.caller).publish_wait_s()):
             await asyncio.sleep(wait_s)
-        usage = self.broker.usages.of(self.caller)
+        usage = self.context.usages.of(self.caller)
         if usage.limits_publishing:
             usage.publish(len(drafts), drafts.size_bytes)
 
@@ -254,25 +254,25 @@ def _is_ndjson(request: Request) -> bool:
     raise BadRequest(f"content type {media_type!r} is neither {JSON} nor {NDJSON}")
 
 
-async def _read_json(broker: Broker, drafts: Drafts, request: Request) -> bool:
+async def _read_json(context: ServerContext, drafts: Drafts, request: Request) -> bool:
     """Decode a JSON body to drafts. Returns whether it was one message rather than a list."""
-    body_of(request.scope).allow(broker.settings.bulk_bytes_max, "; send NDJSON without a producer instead")
+    body_of(request.scope).allow(context.settings.bulk_bytes_max, "; send NDJSON without a producer instead")
     text, several = bytearray(), False
-    messages = MessageList(decode_messages, 2 * broker.frame_bytes_max)
+    messages = MessageList(decode_messages, 2 * context.frame_bytes_max)
     async for data in request.stream():
         for at in range(0, len(data), PIECE_BYTES):
             piece = data[at : at + PIECE_BYTES]
             if not several:
                 text += piece
                 several = len(text) > PIECE_BYTES and text.lstrip()[:1] == b"["
-                if len(text) > broker.frame_bytes_max and not several:
-                    raise MessageTooLarge(f"a message has at most {broker.frame_bytes_max} bytes, as JSON")
+                if len(text) > context.frame_bytes_max and not several:
+                    raise MessageTooLarge(f"a message has at most {context.frame_bytes_max} bytes, as JSON")
                 if not several:
                     continue
                 piece = bytes(text)
                 text.clear()
             # Finding where messages end takes time too, even if there are few.
-            await broker.manager.turns.give_way()
+            await context.manager.turns.give_way()
             await drafts.add_all(messages.feed(piece))
     if several:
         await drafts.add_all(messages.finish())
@@ -301,10 +301,10 @@ def decode_messages(text: bytes) -> list[models.IncomingMessage]:
 
 async def _publish_lines(target: PublishTarget, drafts: Drafts, request: Request) -> Response:
     receipt = Receipt()
-    number, turns = 1, target.broker.manager.turns
+    number, turns = 1, target.context.manager.turns
     is_atomic, body = target.producer is not None, body_of(request.scope)
     try:
-        async for line in _lines(request, target.broker, is_atomic=is_atomic):
+        async for line in _lines(request, target.context, is_atomic=is_atomic):
             if line.strip():
                 drafts.add(_decode_message(line, "it"))
             if drafts and not is_atomic and (drafts.is_batch or body.should_store):
@@ -332,11 +332,11 @@ async def _publish_lines(target: PublishTarget, drafts: Drafts, request: Request
     return receipt.response(target.topic, one=False, listed=False)
 
 
-async def _lines(request: Request, broker: Broker, *, is_atomic: bool) -> AsyncIterator[bytes]:
+async def _lines(request: Request, context: ServerContext, *, is_atomic: bool) -> AsyncIterator[bytes]:
     """Yield the lines of a body as it arrives; only a body that is stored atomically is limited in length."""
-    line_bytes_max = broker.frame_bytes_max
+    line_bytes_max = context.frame_bytes_max
     if is_atomic:
-        body_of(request.scope).allow(broker.settings.bulk_bytes_max, " if it has a producer")
+        body_of(request.scope).allow(context.settings.bulk_bytes_max, " if it has a producer")
     else:
         body_of(request.scope).stream(BYTES_AT_ONCE)
     splitter = LineSplitter()

@@ -21,8 +21,8 @@ from himalia.log.columnar import ColumnChunk
 from himalia.protocol import encode, encode_record, models
 from himalia.pubsub.filters import Filter
 from himalia.record import Record, parse_ts
-from himalia.server.auth import SECURITY, Caller, TheBroker, require_right
-from himalia.server.context import Broker
+from himalia.server.auth import SECURITY, Caller, Context, require_right
+from himalia.server.context import ServerContext
 from himalia.server.identity import Principal, Right
 from himalia.server.rest.schema import JSON, errors, model_of
 from himalia.server.rest.topics import ERRORS, NOT_FOUND, TopicName
@@ -53,22 +53,22 @@ class ReaderResponse(StreamingResponse):
 
     def __init__(
         self,
-        broker: Broker,
+        context: ServerContext,
         caller: Principal,
         pieces: Pieces,
         media_type: str,
     ) -> None:
-        broker.admit_reader(caller)
+        context.admit_reader(caller)
         self._pieces = _release_at_end(pieces)
         super().__init__(self._pieces, media_type=media_type)
-        self._broker = broker
+        self._context = context
         self._caller = caller
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._broker.release_reader(self._caller)
+            self._context.release_reader(self._caller)
             # Otherwise it would end, and free what it has read ahead, only when the garbage collector finds it.
             await self._pieces.aclose()
 
@@ -128,7 +128,7 @@ class Range(msgspec.Struct, frozen=True):
 )
 async def read_messages(
     request: Request,
-    broker: TheBroker,
+    context: Context,
     caller: Caller,
     name: str = TopicName,
     start: Annotated[int | None, Query(alias="from", description="First offset.", ge=0, lt=1 << 63)] = None,
@@ -148,27 +148,27 @@ async def read_messages(
     ] = None,
 ) -> StreamingResponse:
     """Read stored records, by default from the oldest, up to the current end of the topic."""
-    check_name(name, broker.settings.topic_length_max)
-    await require_right(broker.log, caller, Right.SUBSCRIBE, name)
+    check_name(name, context.settings.topic_length_max)
+    await require_right(context.log, caller, Right.SUBSCRIBE, name)
     if sum(given is not None for given in (start, since, last)) > 1:
         raise BadRequest("give only one of `from`, `since` and `last`")
-    if last is not None and last > broker.settings.last_n_max:
-        raise BadRequest(f"`last` must be at most {broker.settings.last_n_max}")
+    if last is not None and last > context.settings.last_n_max:
+        raise BadRequest(f"`last` must be at most {context.settings.last_n_max}")
     media_type, encoder = _negotiate(request.headers.get("accept", "*/*"))
     compiled = (
-        None if filter is None else await compile_checked(filter, broker.settings, broker.manager.turns)
+        None if filter is None else await compile_checked(filter, context.settings, context.manager.turns)
     )
     if compiled is not None and media_type != JSON:
         raise BadRequest(f"`filter` requires {JSON}; accept that, or read without a filter")
     if media_type == JSON and limit is None:
         limit = JSON_LIMIT
-    wanted = await _range(broker.log, name, start, since, last, limit, epoch)
+    wanted = await _range(context.log, name, start, since, last, limit, epoch)
     if compiled is not None:
-        return ReaderResponse(broker, caller, _as_filtered_json(broker, wanted, compiled), media_type=JSON)
-    if media_type == ARROW and not broker.has_arrow:
+        return ReaderResponse(context, caller, _as_filtered_json(context, wanted, compiled), media_type=JSON)
+    if media_type == ARROW and not context.has_arrow:
         await asyncio.to_thread(_load_arrow)
-        broker.has_arrow = True
-    return ReaderResponse(broker, caller, encoder(broker, wanted), media_type=media_type)
+        context.has_arrow = True
+    return ReaderResponse(context, caller, encoder(context, wanted), media_type=media_type)
 
 
 async def _range(
@@ -233,11 +233,11 @@ async def read_column_chunks(log: Log, wanted: Range) -> AsyncIterator[ColumnChu
         yield pieces.pop()
 
 
-async def _join(broker: Broker, separator: bytes, records: Iterable[Record]) -> bytes:
+async def _join(context: ServerContext, separator: bytes, records: Iterable[Record]) -> bytes:
     """Encode records. One response at a time, with other work in between: if many responses began together, their
     first chunks would make one long turn of the event loop.
     """
-    async with broker.formatting:
+    async with context.formatting:
         await asyncio.sleep(0)
         return separator.join([encode_record(record) for record in records])
 
@@ -253,23 +253,23 @@ def _tail(wanted: Range, at: int, end: int, failed: models.FilterFailures | None
     return encode(page)[len(_HEAD) :]
 
 
-async def _as_json(broker: Broker, wanted: Range) -> AsyncGenerator[bytes]:
+async def _as_json(context: ServerContext, wanted: Range) -> AsyncGenerator[bytes]:
     yield _HEAD
     separator, at, end = b"", wanted.start, wanted.end
-    async for chunk in read_chunks(broker.log, wanted):
-        yield separator + await _join(broker, b",", chunk.records)
+    async for chunk in read_chunks(context.log, wanted):
+        yield separator + await _join(context, b",", chunk.records)
         separator, at, end = b",", chunk.records[-1].offset + 1, chunk.end
     yield _tail(wanted, at, end)
 
 
-async def _as_filtered_json(broker: Broker, wanted: Range, filter: Filter) -> AsyncGenerator[bytes]:
+async def _as_filtered_json(context: ServerContext, wanted: Range, filter: Filter) -> AsyncGenerator[bytes]:
     yield _HEAD
     separator, at, end = b"", wanted.start, wanted.end
     failed, failure = 0, None
-    async for chunk in read_chunks(broker.log, wanted):
-        matched = await broker.manager.apply_filter(filter, chunk.records)
+    async for chunk in read_chunks(context.log, wanted):
+        matched = await context.manager.apply_filter(filter, chunk.records)
         if matched.passed:
-            yield separator + await _join(broker, b",", matched.passed)
+            yield separator + await _join(context, b",", matched.passed)
             separator = b","
         failed += matched.failed
         failure = failure or matched.failure
@@ -281,9 +281,9 @@ async def _as_filtered_json(broker: Broker, wanted: Range, filter: Filter) -> As
         yield _tail(wanted, at, end, models.FilterFailures(failed, offset, error.message))
 
 
-async def _as_ndjson(broker: Broker, wanted: Range) -> AsyncGenerator[bytes]:
-    async for chunk in read_chunks(broker.log, wanted):
-        yield await _join(broker, b"\n", chunk.records) + b"\n"
+async def _as_ndjson(context: ServerContext, wanted: Range) -> AsyncGenerator[bytes]:
+    async for chunk in read_chunks(context.log, wanted):
+        yield await _join(context, b"\n", chunk.records) + b"\n"
 
 
 def _load_arrow() -> None:
@@ -299,18 +299,20 @@ def _load_arrow() -> None:
         gc.enable()
 
 
-def _as_arrow(broker: Broker, wanted: Range) -> AsyncGenerator[bytes | memoryview]:
+def _as_arrow(context: ServerContext, wanted: Range) -> AsyncGenerator[bytes | memoryview]:
     from himalia.server.rest.arrow import ArrowStream
 
     # Created before the response begins, so that a missing library gets an error response.
-    return _slice_for_loop(prefetch(_batches(ArrowStream(), broker, wanted)))
+    return _slice_for_loop(prefetch(_batches(ArrowStream(), context, wanted)))
 
 
-async def _batches(stream: ArrowStream, broker: Broker, wanted: Range) -> AsyncGenerator[bytes | memoryview]:
+async def _batches(
+    stream: ArrowStream, context: ServerContext, wanted: Range
+) -> AsyncGenerator[bytes | memoryview]:
     yield stream.head()
-    async for columns in read_column_chunks(broker.log, wanted):
+    async for columns in read_column_chunks(context.log, wanted):
         # In a thread: it takes milliseconds, most of them without the GIL.
-        async with broker.encodings:
+        async with context.encodings:
             batch = await asyncio.to_thread(stream.batch, wanted.topic, columns)
         del columns
         yield batch
@@ -327,7 +329,7 @@ async def _slice_for_loop(pieces: AsyncGenerator[bytes | memoryview]) -> AsyncGe
 
 MEDIA_TYPES_MAX = 50
 """Media types of an ``Accept`` header that are considered."""
-Encoder = Callable[[Broker, Range], Pieces]
+Encoder = Callable[[ServerContext, Range], Pieces]
 _OFFERED: dict[str, Encoder] = {JSON: _as_json, NDJSON: _as_ndjson, ARROW: _as_arrow}
 
 

@@ -9,8 +9,8 @@ from fastapi import APIRouter, Query, Request, Response
 from himalia.errors import Forbidden, SessionNotFound, Unauthorized
 from himalia.protocol import models
 from himalia.record import format_ts, now_us
-from himalia.server.auth import SECURITY, Caller, TheBroker
-from himalia.server.context import Broker
+from himalia.server.auth import SECURITY, Caller, Context
+from himalia.server.context import ServerContext
 from himalia.server.identity import Principal, Right
 from himalia.server.identity.cookie import set_cookie
 from himalia.server.identity.sessions import Session
@@ -31,9 +31,9 @@ router = APIRouter(responses=ERRORS, tags=["sessions"])
     response_model=model_of(models.SessionResponse),
     responses=errors({429: "The caller signs in too often"}),
 )
-async def sign_in(request: Request, broker: TheBroker, caller: Caller) -> Response:
+async def sign_in(request: Request, context: Context, caller: Caller) -> Response:
     """Exchange a key or JSON Web Token, sent in a header, for a session in a cookie that scripts cannot read."""
-    made = await broker.identity.sign_in(request.scope, request.headers.get("user-agent", ""))
+    made = await context.identity.sign_in(request.scope, request.headers.get("user-agent", ""))
     if made is None:
         return json_response(models.SessionResponse(caller.name, expires=None))
     response = json_response(_describe(made[1]))
@@ -42,7 +42,7 @@ async def sign_in(request: Request, broker: TheBroker, caller: Caller) -> Respon
 
 
 @router.get("/session", dependencies=SECURITY, response_model=model_of(models.SessionResponse))
-async def show_session(request: Request, broker: TheBroker, caller: Caller) -> Response:
+async def show_session(request: Request, context: Context, caller: Caller) -> Response:
     """Return who you are and until when, by the session in the cookie or by the key that you send."""
     expires_us = caller.credential.expires_us
     expires = None if expires_us is None else format_ts(expires_us)
@@ -50,21 +50,21 @@ async def show_session(request: Request, broker: TheBroker, caller: Caller) -> R
 
 
 @router.delete("/session", dependencies=SECURITY, response_model=model_of(models.SignedOutResponse))
-async def sign_out(request: Request, broker: TheBroker, caller: Caller) -> Response:
+async def sign_out(request: Request, context: Context, caller: Caller) -> Response:
     """Sign out: end the session and everything it opened, and delete the browser's cookie."""
-    session = broker.identity.session(request.scope)
+    session = context.identity.session(request.scope)
     if session is None:
         raise Unauthorized("no session to end: the request has no session cookie")
     response = json_response(models.SignedOutResponse())
     forget(request, response)
-    await broker.identity.sign_out(session)
+    await context.identity.sign_out(session)
     return response
 
 
 @router.get("/sessions", dependencies=SECURITY, response_model=model_of(models.SessionList))
-async def list_sessions(broker: TheBroker, caller: Caller) -> Response:
+async def list_sessions(context: Context, caller: Caller) -> Response:
     """List the sessions that you may end: your own, or all with the right `manage` on `>`."""
-    return json_response(models.SessionList([_summary(session) for session in _visible(broker, caller)]))
+    return json_response(models.SessionList([_summary(session) for session in _visible(context, caller)]))
 
 
 @router.delete(
@@ -73,18 +73,18 @@ async def list_sessions(broker: TheBroker, caller: Caller) -> Response:
     response_model=model_of(models.RevokedResponse),
     responses=errors({404: "No such session"}),
 )
-async def revoke_session(broker: TheBroker, caller: Caller, id: str) -> Response:
+async def revoke_session(context: Context, caller: Caller, id: str) -> Response:
     """End a session and everything it opened."""
-    found = [session for session in _visible(broker, caller) if session.kept.id == id]
+    found = [session for session in _visible(context, caller) if session.kept.id == id]
     if not found:
         raise SessionNotFound(id)
-    await broker.identity.revoke(found, caller)
+    await context.identity.revoke(found, caller)
     return json_response(models.RevokedResponse(count=len(found)))
 
 
 @router.delete("/sessions", dependencies=SECURITY, response_model=model_of(models.RevokedResponse))
 async def revoke_sessions(
-    broker: TheBroker,
+    context: Context,
     caller: Caller,
     of: Annotated[
         str | None,
@@ -99,20 +99,20 @@ async def revoke_sessions(
     """End all sessions of a caller, or all that you may end."""
     if of is not None and of != caller.name and not caller.may_all(Right.MANAGE):
         raise Forbidden(f"{caller.name!r} may end only its own sessions: those of others take manage on '>'")
-    found = [session for session in _visible(broker, caller) if of in (None, session.kept.basis.caller)]
-    await broker.identity.revoke(found, caller)
+    found = [session for session in _visible(context, caller) if of in (None, session.kept.basis.caller)]
+    await context.identity.revoke(found, caller)
     return json_response(models.RevokedResponse(count=len(found)))
 
 
 @router.get(PROOF, response_model=model_of(models.ProofResponse))
 async def prove(
     request: Request,
-    broker: TheBroker,
+    context: Context,
     key: Annotated[str, Query(description="Id of the key.", min_length=ID_LENGTH, max_length=ID_LENGTH)],
     nonce: Annotated[str, Query(description="Random.", min_length=NONCE_LENGTH, max_length=NONCE_LENGTH)],
 ) -> Response:
     """Prove that this server knows a key, to a client that has not sent it yet. Needs no key."""
-    return json_response(models.ProofResponse(await broker.identity.prove(request.scope, key, nonce)))
+    return json_response(models.ProofResponse(await context.identity.prove(request.scope, key, nonce)))
 
 
 def remember(request: Request, response: Response, secret: str, session: Session) -> None:
@@ -127,11 +127,11 @@ def forget(request: Request, response: Response) -> None:
     response.headers["Set-Cookie"] = set_cookie(request.scope, "", 0)
 
 
-def _visible(broker: Broker, caller: Principal) -> list[Session]:
+def _visible(context: ServerContext, caller: Principal) -> list[Session]:
     is_admin = caller.may_all(Right.MANAGE)
     return [
         session
-        for session in broker.identity.sessions
+        for session in context.identity.sessions
         if is_admin or session.kept.basis.caller == caller.name
     ]
 

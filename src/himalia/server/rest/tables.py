@@ -8,7 +8,7 @@ from fastapi import APIRouter, Path, Query, Response
 
 from himalia.errors import Forbidden
 from himalia.protocol import models
-from himalia.server.auth import SECURITY, Caller, TheBroker
+from himalia.server.auth import SECURITY, Caller, Context
 from himalia.server.identity import Principal, Right
 from himalia.server.observe.audit import AuditEvent
 from himalia.server.rest.schema import JSON, errors, model_of
@@ -27,15 +27,15 @@ router = APIRouter(responses=ERRORS, tags=["tables"], dependencies=SECURITY)
 
 
 @router.get("/tables", response_model=model_of(models.TableList), responses=NO_ENGINE)
-async def list_tables(broker: TheBroker, caller: Caller) -> Response:
+async def list_tables(context: Context, caller: Caller) -> Response:
     """List the tables of the pipeline with their columns; none if it has not run yet."""
     _require_all(caller)
-    return _json(await broker.tables.describe())
+    return _json(await context.tables.describe())
 
 
 @router.get("/tables/{name}", response_model=model_of(models.TableRows), responses={**NO_TABLE, **NO_ENGINE})
 async def read_table(
-    broker: TheBroker,
+    context: Context,
     caller: Caller,
     name: Annotated[str, Path(description="The table's name.", examples=["executions"], max_length=255)],
     where: Annotated[
@@ -65,11 +65,11 @@ async def read_table(
     shown = where if where is None or len(where) <= WHERE_SHOWN_MAX else where[:WHERE_SHOWN_MAX] + "..."
 
     def record() -> None:
-        broker.audit.record_repeated(AuditEvent.TABLE_QUERIED, caller, table=name, where=shown)
+        context.audit.record_repeated(AuditEvent.TABLE_QUERIED, caller, table=name, where=shown)
 
     wanted = None if columns is None else [column.strip() for column in columns.split(",")]
     return _json(
-        await broker.tables.read(
+        await context.tables.read(
             name, caller=caller, where=where, order=order, columns=wanted, limit=limit, on_begin=record
         )
     )

@@ -13,8 +13,8 @@ from himalia.errors import Forbidden
 from himalia.protocol import PROTOCOL_VERSION, encode, models
 from himalia.protocol.models.topics import TOPIC_NAME
 from himalia.record import TopicInfo, format_ts
-from himalia.server.auth import SECURITY, Caller, MaybeCaller, TheBroker
-from himalia.server.context import Broker
+from himalia.server.auth import SECURITY, Caller, Context, MaybeCaller
+from himalia.server.context import ServerContext
 from himalia.server.identity import Principal, Right
 from himalia.server.observe.audit import AuditEvent
 from himalia.server.rest.schema import JSON, JsonBody, errors, json_response, model_of
@@ -45,17 +45,17 @@ router = APIRouter(responses=ERRORS)
     responses=errors({409: "The topic exists already", 429: "Too many topics"}),
 )
 async def create_topic(
-    body: Annotated[JsonBody[models.CreateTopicRequest], Body()], broker: TheBroker, caller: Caller
+    body: Annotated[JsonBody[models.CreateTopicRequest], Body()], context: Context, caller: Caller
 ) -> Response:
     """Create a topic, optionally with its own retention."""
-    name = check_name(body.name, broker.settings.topic_length_max)
+    name = check_name(body.name, context.settings.topic_length_max)
     _require_manage(caller, name)
 
     async def create() -> None:
-        await broker.manager.create_topic(name, body.retention)
-        broker.audit.record(AuditEvent.TOPIC_CREATED, caller, topic=name)
+        await context.manager.create_topic(name, body.retention)
+        context.audit.record(AuditEvent.TOPIC_CREATED, caller, topic=name)
 
-    await broker.audit.undivided.run(create())
+    await context.audit.undivided.run(create())
     return json_response(models.CreateTopicResponse(topic=name), 201)
 
 
@@ -66,20 +66,20 @@ async def create_topic(
     response_model=model_of(models.DeleteTopicResponse),
     responses={**NOT_FOUND, **errors({409: "A running kernel writes to the topic"})},
 )
-async def delete_topic(broker: TheBroker, caller: Caller, name: str = TopicName) -> Response:
+async def delete_topic(context: Context, caller: Caller, name: str = TopicName) -> Response:
     """Delete a topic and its records. Its subscribers are notified and unsubscribed."""
-    check_name(name, broker.settings.topic_length_max)
+    check_name(name, context.settings.topic_length_max)
     caller.require(Right.MANAGE, name)
     if name == AUDIT_TOPIC:
         raise Forbidden(f"{name!r} is reserved: only its retention removes records", topic=name)
-    broker.kernels.check_deletable(name)
+    context.kernels.check_deletable(name)
 
     async def delete() -> None:
-        deleted = await broker.manager.delete_topic(name)
+        deleted = await context.manager.delete_topic(name)
         records = deleted.end - deleted.first
-        broker.audit.record(AuditEvent.TOPIC_DELETED, caller, topic=name, records=records)
+        context.audit.record(AuditEvent.TOPIC_DELETED, caller, topic=name, records=records)
 
-    await broker.audit.undivided.run(delete())
+    await context.audit.undivided.run(delete())
     return json_response(models.DeleteTopicResponse(topic=name))
 
 
@@ -92,13 +92,13 @@ def _require_manage(caller: Principal, name: str) -> None:
 
 
 @router.get("/topics", tags=["topics"], dependencies=SECURITY, response_model=model_of(models.TopicList))
-async def list_topics(broker: TheBroker, caller: Caller) -> Response:
+async def list_topics(context: Context, caller: Caller) -> Response:
     """List the topics that you may read or publish to."""
-    infos = await broker.log.topics()
+    infos = await context.log.topics()
     # Encoded one by one, with other work in between: there may be thousands.
     topics = [
-        encode(_summary(broker, info))
-        async for info in broker.manager.turns.each(infos)
+        encode(_summary(context, info))
+        async for info in context.manager.turns.each(infos)
         if may_see(caller, info.name, info.owner)
     ]
     return Response(b'{"topics":[%b]}' % b",".join(topics), media_type=JSON)
@@ -109,10 +109,10 @@ def may_see(caller: Principal, topic: str, owner: str | None = None) -> bool:
     return topic != AUDIT_TOPIC and any(caller.may(right, topic, owner) for right in Right)
 
 
-def _summary(broker: Broker, info: TopicInfo) -> models.TopicSummary:
+def _summary(context: ServerContext, info: TopicInfo) -> models.TopicSummary:
     return models.TopicSummary(
         name=info.name,
-        subscribers=broker.manager.subscribers_of(info.name),
+        subscribers=context.manager.subscribers_of(info.name),
         messages=info.end,
         bytes=info.bytes,
         first=info.first,
@@ -129,9 +129,9 @@ def _summary(broker: Broker, info: TopicInfo) -> models.TopicSummary:
     response_model=model_of(models.Health),
     responses=errors({503: "The server cannot work; `problem` says what to do"}, models.Health),
 )
-async def health(broker: TheBroker, caller: MaybeCaller) -> Response:
+async def health(context: Context, caller: MaybeCaller) -> Response:
     """Report whether the server works; with a key, also its state."""
-    state = await broker.log.health()
+    state = await context.log.health()
     status, code = ("ok", 200) if state.ok else ("degraded", 503)
     if caller is None:
         return json_response(models.Health(status=status), code)
@@ -139,14 +139,14 @@ async def health(broker: TheBroker, caller: MaybeCaller) -> Response:
         status=status,
         problem=state.problem,
         warnings=list(state.warnings),
-        uptime_sec=broker.manager.counters.uptime_s,
-        topics=broker.manager.topic_count,
-        subscribers=broker.manager.subscriber_count,
-        connections=broker.connection_count,
-        kernels=len(broker.kernels.kernels),
+        uptime_sec=context.manager.counters.uptime_s,
+        topics=context.manager.topic_count,
+        subscribers=context.manager.subscriber_count,
+        connections=context.connection_count,
+        kernels=len(context.kernels.kernels),
         version=__version__,
         protocol=PROTOCOL_VERSION,
-        log=broker.log.url,
+        log=context.log.url,
     )
     return json_response(report, code)
 
@@ -157,7 +157,7 @@ async def health(broker: TheBroker, caller: MaybeCaller) -> Response:
     dependencies=SECURITY,
     response_model=model_of(models.ClockConfirmed),
 )
-async def confirm_clock(broker: TheBroker, caller: Caller) -> Response:
+async def confirm_clock(context: Context, caller: Caller) -> Response:
     """Confirm that the server's clock is right, after a warning that it jumped. Needs `manage` on `>`."""
     if not caller.may_all(Right.MANAGE):
         raise Forbidden(
@@ -167,20 +167,20 @@ async def confirm_clock(broker: TheBroker, caller: Caller) -> Response:
         )
 
     async def confirm() -> str | None:
-        warning = await broker.log.confirm_clock()
+        warning = await context.log.confirm_clock()
         if warning is not None:
-            broker.audit.record(AuditEvent.CLOCK_CONFIRMED, caller, warning=warning)
+            context.audit.record(AuditEvent.CLOCK_CONFIRMED, caller, warning=warning)
         return warning
 
-    warning = await broker.audit.undivided.run(confirm())
+    warning = await context.audit.undivided.run(confirm())
     return json_response(models.ClockConfirmed("unchanged" if warning is None else "confirmed", warning))
 
 
 @router.get("/stats", tags=["server"], dependencies=SECURITY, response_model=model_of(models.Stats))
-async def stats(broker: TheBroker, caller: Caller) -> Response:
+async def stats(context: Context, caller: Caller) -> Response:
     """Return counters of the whole server, and of each topic and subscriber that you may see."""
-    found, turns = await broker.manager.stats(), broker.manager.turns
-    owners = {info.name: info.owner for info in await broker.log.topics()}
+    found, turns = await context.manager.stats(), context.manager.turns
+    owners = {info.name: info.owner for info in await context.log.topics()}
     # Topics and subscribers are encoded one by one, with other work in between: there may be thousands.
     topics = {
         name: msgspec.Raw(encode(topic))
@@ -196,8 +196,8 @@ async def stats(broker: TheBroker, caller: Caller) -> Response:
         **msgspec.structs.asdict(found),
         "topics": topics,
         "subscribers": subscribers,
-        "connections": broker.connection_count,
-        "kernels": len(broker.kernels.kernels),
+        "connections": context.connection_count,
+        "kernels": len(context.kernels.kernels),
     }
     return json_response(models.Stats(**visible))
 
@@ -220,6 +220,6 @@ def _may_see_subscriber(caller: Principal, topic: str, owners: Mapping[str, str 
     response_class=Response,
     responses={200: {"content": {"text/plain": {"example": "himalia_publishes_total 12.0\n"}}}},
 )
-async def metrics(broker: TheBroker, caller: Caller, request: Request) -> Response:
+async def metrics(context: Context, caller: Caller, request: Request) -> Response:
     """Return Prometheus metrics."""
-    return Response(await broker.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+    return Response(await context.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")

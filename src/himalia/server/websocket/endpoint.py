@@ -12,7 +12,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 from himalia.errors import HimaliaError
 from himalia.protocol import text_payloads
 from himalia.server.caller_usage import Place
-from himalia.server.context import Broker
+from himalia.server.context import ServerContext
 from himalia.server.errors import error_response, nothing_there
 from himalia.server.http import admission
 from himalia.server.identity import Principal
@@ -22,22 +22,22 @@ from himalia.server.websocket.uvicorn_protocol import EXTENSION, DirectChannel, 
 
 
 async def websocket_endpoint(websocket: WebSocket) -> None:
-    broker: Broker = websocket.app.state.broker
+    context: ServerContext = websocket.app.state.context
     try:
-        broker.frontier.check(Headers(scope=websocket.scope))
-        principal = await broker.authenticate(websocket.scope)
+        context.frontier.check(Headers(scope=websocket.scope))
+        principal = await context.authenticate(websocket.scope)
         admission.identified(websocket.scope, principal.name)
-        place = broker.admit(principal)
+        place = context.admit(principal)
     except HimaliaError as error:
-        broker.metrics.count_error(error.code)
+        context.metrics.count_error(error.code)
         await _deny(websocket, error_response(error), error.code)
         return
     protocol = websocket.scope.get("extensions", {}).get(EXTENSION)
     await websocket.accept()
     if isinstance(protocol, WebSocketProtocol):
-        _attach(broker, principal, protocol, place)
+        _attach(context, principal, protocol, place)
     else:
-        await _converse(broker, principal, websocket, place)
+        await _converse(context, principal, websocket, place)
 
 
 async def refuse_other_paths(websocket: WebSocket) -> None:
@@ -52,13 +52,13 @@ async def _deny(websocket: WebSocket, response: JSONResponse, code: str) -> None
         await websocket.close(1008, code)
 
 
-def _attach(broker: Broker, principal: Principal, protocol: WebSocketProtocol, place: Place) -> None:
-    connection = Connection(broker, principal, DirectChannel(protocol), place)
+def _attach(context: ServerContext, principal: Principal, protocol: WebSocketProtocol, place: Place) -> None:
+    connection = Connection(context, principal, DirectChannel(protocol), place)
     protocol.attach(
         connection,
-        frame_bytes_max=broker.frame_bytes_max,
-        write_buffer_bytes=broker.settings.write_buffer_bytes,
-        turns=broker.manager.turns,
+        frame_bytes_max=context.frame_bytes_max,
+        write_buffer_bytes=context.settings.write_buffer_bytes,
+        turns=context.manager.turns,
     )
 
 
@@ -124,9 +124,9 @@ class PlainChannel(Channel):
                 self.resume()
 
 
-async def _converse(broker: Broker, principal: Principal, websocket: WebSocket, place: Place) -> None:
-    channel = PlainChannel(broker.settings.write_buffer_bytes)
-    connection = Connection(broker, principal, channel, place)
+async def _converse(context: ServerContext, principal: Principal, websocket: WebSocket, place: Place) -> None:
+    channel = PlainChannel(context.settings.write_buffer_bytes)
+    connection = Connection(context, principal, channel, place)
     sender = asyncio.create_task(channel.send_to(websocket))
     # A sender that failed makes no more room: let the loop below find out that the peer is gone.
     sender.add_done_callback(lambda _: channel.resume_reading())
@@ -138,7 +138,7 @@ async def _converse(broker: Broker, principal: Principal, websocket: WebSocket, 
             message = await websocket.receive()
             if message["type"] == "websocket.disconnect":
                 break
-            _receive(connection, message.get("text"), broker.frame_bytes_max)
+            _receive(connection, message.get("text"), context.frame_bytes_max)
     except WebSocketDisconnect:
         pass
     finally:

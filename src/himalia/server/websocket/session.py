@@ -43,7 +43,7 @@ from himalia.server.websocket.transport import Channel
 from himalia.topics import check_pattern
 
 if TYPE_CHECKING:
-    from himalia.server.context import Broker
+    from himalia.server.context import ServerContext
 
 logger = logging.getLogger("himalia.connection")
 
@@ -74,8 +74,8 @@ class Connection:
 
     __slots__ = (
         "_allowance",
-        "_broker",
         "_busy",
+        "_context",
         "_drafter",
         "_flushing",
         "_in_flight",
@@ -95,14 +95,14 @@ class Connection:
         "principal",
     )
 
-    def __init__(self, broker: Broker, principal: Principal, channel: Channel, place: Place) -> None:
+    def __init__(self, context: ServerContext, principal: Principal, channel: Channel, place: Place) -> None:
         self.channel = channel
         self.principal = principal
-        self._broker = broker
-        self._drafter = Drafter(broker.settings, principal)
+        self._context = context
+        self._drafter = Drafter(context.settings, principal)
         self._place = place
         place.outlet = channel
-        self._usage = broker.usages.of(principal)
+        self._usage = context.usages.of(principal)
         self._publishes: dict[str, Publishes] = {}
         self._in_flight = 0
         self._reading = True
@@ -111,15 +111,15 @@ class Connection:
         self._flushing = False
         self._spoke = False
         self._unsent = 0
-        self._allowance = max(broker.settings.publish_rate_max, 1.0)
+        self._allowance = max(context.settings.publish_rate_max, 1.0)
         self._refilled_at = channel.last_seen
-        self._next_ping = channel.last_seen + broker.settings.heartbeat_s
+        self._next_ping = channel.last_seen + context.settings.heartbeat_s
         self._pinged_at: float | None = None
         # What a message that is not whole holds of the budget of bodies, and since when.
         self._input: Hold | None = None
         self._input_since = 0.0
         channel.on_writable = self._resume_reading
-        broker.connections[self] = None
+        context.connections[self] = None
         principal.credential.watch(self._credential_ended)
 
     # What comes in
@@ -154,7 +154,7 @@ class Connection:
         self._refuse(BadRequest("binary frames are not part of the protocol; send JSON as text"), None)
 
     def receive_too_large(self, size: int) -> None:
-        limit = self._broker.settings.message_bytes_max
+        limit = self._context.settings.message_bytes_max
         self._refuse(MessageTooLarge(f"a message has at most {limit} bytes, this one has {size}"), None)
 
     def end_of_input(self) -> None:
@@ -162,9 +162,9 @@ class Connection:
         if self._publishes:
             self._submit()
         # A peer that does not take its answers is not read either, so that they cannot pile up.
-        if self.channel.buffered_bytes >= self._broker.settings.write_buffer_bytes:
+        if self.channel.buffered_bytes >= self._context.settings.write_buffer_bytes:
             self.channel.flush()
-        if self._broker.is_full or self.channel.paused:
+        if self._context.is_full or self.channel.paused:
             self._hold_reading()
 
     def may_keep(self, size: int) -> bool:
@@ -176,7 +176,7 @@ class Connection:
             self._release_input()
             return True
         if self._input is None:
-            self._input = self._broker.bodies.hold(self.principal.name)
+            self._input = self._context.bodies.hold(self.principal.name)
             self._input_since = asyncio.get_running_loop().time()
         try:
             self._input.extend(max(0, size - self._input.bytes))
@@ -188,7 +188,7 @@ class Connection:
     def _end_input(self, error: HimaliaError) -> None:
         """A message is given up before it is whole, and the connection with it."""
         self._release_input()
-        self._broker.metrics.count_error(error.code)
+        self._context.metrics.count_error(error.code)
         self.channel.buffer(WEBSOCKET.error(error))
         self.channel.close(error)
 
@@ -204,17 +204,17 @@ class Connection:
         self._waiting.clear()
         self.principal.credential.unwatch(self._credential_ended)
         self._place.release()
-        self._broker.connections.pop(self, None)
-        self._broker.manager.disconnect(self.channel)
+        self._context.connections.pop(self, None)
+        self._context.manager.disconnect(self.channel)
 
     # Publishing
 
     def _publish(self, message: ClientMessage) -> None:
-        if self._broker.draining:
+        if self._context.draining:
             raise ShuttingDown(
                 "the server is shutting down and takes no more; publish again after reconnecting"
             )
-        if self._broker.settings.publish_rate_max:
+        if self._context.settings.publish_rate_max:
             self._check_rate()
         topic, body = message.topic, message.message
         assert topic is not None and body is not None  # checked when it was decoded
@@ -228,7 +228,7 @@ class Connection:
         publishes.request_ids.append(message.request_id)
 
     def _check_rate(self) -> None:
-        rate = self._broker.settings.publish_rate_max
+        rate = self._context.settings.publish_rate_max
         now = asyncio.get_running_loop().time()
         self._allowance = min(max(rate, 1.0), self._allowance + (now - self._refilled_at) * rate)
         self._refilled_at = now
@@ -240,9 +240,9 @@ class Connection:
         gathered, self._publishes = self._publishes, {}
         for topic, publishes in gathered.items():
             self._in_flight += len(publishes.drafts)
-            future = self._broker.manager.publish(Batch(topic, publishes.drafts, scope=self.principal.name))
+            future = self._context.manager.publish(Batch(topic, publishes.drafts, scope=self.principal.name))
             future.add_done_callback(partial(self._published, topic, publishes.request_ids))
-        if self._in_flight >= self._broker.settings.publishes_in_flight_max:
+        if self._in_flight >= self._context.settings.publishes_in_flight_max:
             self._hold_reading()
 
     def _published(
@@ -304,13 +304,13 @@ class Connection:
             self.channel.flush()
 
     async def _subscribe(self, message: ClientMessage) -> None:
-        broker = self._broker
+        context = self._context
         subscriber = await make_subscriber(
-            message, broker.settings, self.principal, self.channel, broker.manager.turns
+            message, context.settings, self.principal, self.channel, context.manager.turns
         )
         self._check_subscriptions(subscriber)
         with self._usage.subscribing(subscriber.identity):
-            result = await self._broker.manager.subscribe(subscriber)
+            result = await self._context.manager.subscribe(subscriber)
         ack = self._ack(message)
         if subscriber.follows_pattern:
             ack.topics = result.positions
@@ -323,7 +323,7 @@ class Connection:
             )
 
     def _check_subscriptions(self, subscriber: Subscriber) -> None:
-        limit = self._broker.settings.subscriptions_max
+        limit = self._context.settings.subscriptions_max
         mine = self.channel.subscribers
         if len(mine) >= limit and all(other.identity != subscriber.identity for other in mine):
             raise TooManySubscriptions(
@@ -332,8 +332,8 @@ class Connection:
 
     def _unsubscribe(self, message: ClientMessage) -> None:
         assert message.topic is not None and message.client_id is not None  # checked when it was decoded
-        pattern = check_pattern(message.topic, self._broker.settings.topic_length_max)
-        self._broker.manager.unsubscribe(pattern, self.principal.name, message.client_id, self.channel)
+        pattern = check_pattern(message.topic, self._context.settings.topic_length_max)
+        self._context.manager.unsubscribe(pattern, self.principal.name, message.client_id, self.channel)
         self._reply(self._ack(message))
 
     def _resume_waiting(self) -> None:
@@ -365,7 +365,7 @@ class Connection:
             error.message,
             extra={"caller": self.principal.name},
         )
-        self._broker.metrics.count_error(error.code)
+        self._context.metrics.count_error(error.code)
         self._reply(error_message(error, request_id))
 
     def _log_bug(self, what: str) -> None:
@@ -394,15 +394,15 @@ class Connection:
         if self._reading:
             self._reading = False
             self.channel.pause_reading()
-            if self._broker.is_full:
-                self._broker.hold(self._resume_reading)
+            if self._context.is_full:
+                self._context.hold(self._resume_reading)
 
     def _resume_reading(self) -> None:
         if self._reading or self._busy or self.channel.paused:
             return
-        if self._broker.is_full:
-            self._broker.hold(self._resume_reading)
-        elif self._in_flight <= self._broker.settings.publishes_in_flight_max // 2:
+        if self._context.is_full:
+            self._context.hold(self._resume_reading)
+        elif self._in_flight <= self._context.settings.publishes_in_flight_max // 2:
             self._reading = True
             self.channel.resume_reading()
 
@@ -410,7 +410,7 @@ class Connection:
 
     def beat(self, now: float) -> None:
         """Called often; pings when it is time and ends a connection whose peer shows no life."""
-        settings, channel = self._broker.settings, self.channel
+        settings, channel = self._context.settings, self.channel
         unsent = channel.untaken_bytes
         if unsent < self._unsent:
             channel.last_seen = now  # it takes what waits for it, however slowly
@@ -442,13 +442,13 @@ class Connection:
 
     def _patience_s(self) -> float:
         # The ping waits behind everything else for a peer that is slow to read, and so does its answer.
-        settings = self._broker.settings
+        settings = self._context.settings
         return settings.stall_timeout_s if self.channel.paused else settings.heartbeat_timeout_s
 
     def _credential_ended(self, why: Unauthorized) -> None:
         """The key, token or session that opened this connection is no longer valid: say so, and close."""
         self._waiting.clear()
-        self._broker.metrics.count_error(why.code)
+        self._context.metrics.count_error(why.code)
         self.channel.buffer(WEBSOCKET.error(why))
         self.channel.close(why)
 
