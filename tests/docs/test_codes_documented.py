@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from himalia.errors import ErrorCode
-from himalia.protocol import PROTOCOL_VERSION, ClientMessage, ErrorBody, Message, ServerMessage
+from himalia.protocol import PROTOCOL_VERSION, ClientMessage, ErrorBody, Message, NoticeKind, ServerMessage
 from himalia.retry import TRANSIENT_ERRORS
 from himalia.server import create_app
 from himalia.server.errors import STATUS
@@ -77,11 +77,11 @@ def test_an_error_is_documented_as_it_is(protocol: str, code: ErrorCode) -> None
 
 
 def test_every_notice_has_a_row(protocol: str) -> None:
-    """``info`` messages are found in the source by their names."""
+    """The server sends each kind of ``info`` message somewhere, and by no other name."""
     source = "\n".join(path.read_text() for path in SERVER_SOURCE.rglob("*.py"))
-    sent = set(re.findall(r"\.info\(\s*\"([a-z_]+)\"", source))
-    assert {"ping", "gap", "dropped"} <= sent
-    assert {code_spans(cells[0])[0] for cells in rows(section(protocol, "### Notices"))} == sent
+    sent = set(re.findall(r"\.info\(\s*NoticeKind\.([A-Z_]+)", source))
+    assert sent == NoticeKind.__members__.keys()
+    assert {code_spans(cells[0])[0] for cells in rows(section(protocol, "### Notices"))} == set(NoticeKind)
 
 
 def test_every_close_code_has_a_row(protocol: str) -> None:

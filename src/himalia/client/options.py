@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Mapping
-from typing import Any, TypedDict, Unpack
+from typing import TypedDict, Unpack
 
 from himalia.client.events import Notice
 from himalia.errors import BadRequest
-from himalia.protocol import ClientMessage, Policy
+from himalia.protocol import ClientMessage, Policy, StartPosition
 from himalia.record import Position
 from himalia.topics import check_pattern, is_pattern
 
@@ -65,11 +65,11 @@ def subscribe_request(topic: str, **options: Unpack[SubscribeOptions]) -> Client
 
 def _start(
     topic: str, from_: Start | None, epoch: str | None
-) -> tuple[int | dict[str, Any] | None, str | None]:
+) -> tuple[int | dict[str, int | StartPosition] | None, str | None]:
     """Translate ``from_`` and ``epoch`` to the protocol's ``from`` and ``epoch``."""
     if isinstance(from_, Mapping):
         if is_pattern(topic):
-            return {name: _to_json(position) for name, position in from_.items()}, epoch
+            return {name: _start_position(position) for name, position in from_.items()}, epoch
         if topic not in from_:
             raise BadRequest(f"`from_` has no position of {topic!r}", topic=topic)
         from_ = from_[topic]
@@ -78,7 +78,5 @@ def _start(
     return from_, epoch
 
 
-def _to_json(position: int | Position) -> dict[str, Any]:
-    if isinstance(position, Position):
-        return {"offset": position.offset, "epoch": position.epoch or None}
-    return {"offset": position}
+def _start_position(at: int | Position) -> StartPosition:
+    return StartPosition(at.offset, at.epoch or None) if isinstance(at, Position) else StartPosition(at)

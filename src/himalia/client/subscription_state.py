@@ -7,7 +7,6 @@ last event and its epoch, so that no event is lost or delivered twice.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -22,7 +21,7 @@ from himalia.client.events import (
     TopicDeleted,
 )
 from himalia.errors import ErrorCode, SubscriptionReplaced
-from himalia.protocol import ClientMessage, Policy, ServerMessage
+from himalia.protocol import ClientMessage, NoticeKind, Policy, ServerMessage, StartPosition
 from himalia.record import Position
 from himalia.topics import is_pattern
 
@@ -56,7 +55,9 @@ class SubscriptionState:
         # The server's default policy for a start by offset is lossless; a resume must not change the policy.
         resume = replace(self._first, last_n=None, since=None, epoch=None, policy=self._policy)
         if self.follows_pattern:
-            resume.start = {topic: _to_json(at) for topic, at in self.positions.items()}
+            resume.start = {
+                topic: StartPosition(at.offset, at.epoch or None) for topic, at in self.positions.items()
+            }
         else:
             at = self.positions[self.topic]
             resume.start, resume.epoch = at.offset, at.epoch or None
@@ -127,21 +128,21 @@ class SubscriptionState:
 
     def _info(self, message: ServerMessage) -> Notice | None:
         topic = message.topic or self.topic
-        if message.msg == "dropped":
+        if message.msg == NoticeKind.DROPPED:
             first, last = message.first or 0, message.last or 0
             self._move(topic, last + 1)
             return Dropped(topic, first, last, last - first + 1)
-        if message.msg == "gap":
+        if message.msg == NoticeKind.GAP:
             self._move(topic, message.first or 0)
             return Gap(topic, message.requested or 0, message.first or 0, message.end or 0)
-        if message.msg == "topic_created":
+        if message.msg == NoticeKind.TOPIC_CREATED:
             self.positions[topic] = Position(message.offset or 0, message.epoch or "")
             return TopicCreated(topic, message.epoch or "")
-        if message.msg == "topic_deleted":
+        if message.msg == NoticeKind.TOPIC_DELETED:
             self.positions.pop(topic, None)
             self.ended = not self.follows_pattern
             return TopicDeleted(topic)
-        if message.msg == "replaced":
+        if message.msg == NoticeKind.REPLACED:
             raise SubscriptionReplaced(
                 f"another subscriber with client_id {self._first.client_id!r} has taken over {self.topic!r}",
                 topic=self.topic,
@@ -159,11 +160,5 @@ def _default_policy(first: ClientMessage) -> Policy:
     return "drop_oldest" if first.start is None and first.since is None else "lossless"
 
 
-def _position(at: Any) -> Position:
-    if isinstance(at, Mapping):
-        return Position(at["offset"], at.get("epoch") or "")
-    return Position(at, "")
-
-
-def _to_json(at: Position) -> dict[str, Any]:
-    return {"offset": at.offset, "epoch": at.epoch} if at.epoch else {"offset": at.offset}
+def _position(at: int | StartPosition) -> Position:
+    return Position(at.offset, at.epoch or "") if isinstance(at, StartPosition) else Position(at, "")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import uuid
-from typing import Annotated, Any, Literal
+from enum import StrEnum
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -26,6 +27,13 @@ class Message(msgspec.Struct, omit_defaults=True):
     headers: dict[str, str] | None = None
 
 
+class StartPosition(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where a subscription begins in one topic of its pattern. Without an epoch the offset counts in any epoch."""
+
+    offset: int
+    epoch: str | None = None
+
+
 class ClientMessage(msgspec.Struct, omit_defaults=True):
     """Any message from a client. ``decode_client_message`` checks which fields its type requires."""
 
@@ -35,7 +43,7 @@ class ClientMessage(msgspec.Struct, omit_defaults=True):
     client_id: str | None = None
     last_n: int | None = None
     request_id: str | None = None
-    start: int | dict[str, Any] | None = msgspec.field(default=None, name="from")
+    start: int | dict[str, int | StartPosition] | None = msgspec.field(default=None, name="from")
     epoch: str | None = None
     since: str | float | None = None
     policy: Policy | None = None
@@ -47,6 +55,18 @@ class ClientMessage(msgspec.Struct, omit_defaults=True):
 class ErrorBody(msgspec.Struct, omit_defaults=True):
     code: Annotated[str, Meta(examples=["TOPIC_NOT_FOUND"])]
     message: Annotated[str, Meta(examples=["topic 'orders' does not exist; create it with POST /topics"])]
+
+
+class NoticeKind(StrEnum):
+    """The ``msg`` of an ``info`` message. Clients ignore those they do not know."""
+
+    DROPPED = "dropped"
+    GAP = "gap"
+    TOPIC_CREATED = "topic_created"
+    TOPIC_DELETED = "topic_deleted"
+    REPLACED = "replaced"
+    PING = "ping"
+    SERVER_SHUTDOWN = "server_shutdown"
 
 
 class ServerMessage(msgspec.Struct, omit_defaults=True):
@@ -61,7 +81,9 @@ class ServerMessage(msgspec.Struct, omit_defaults=True):
     epoch: str | None = None
     topics: dict[str, Position] | None = None
     error: ErrorBody | None = None
-    msg: str | None = None
+    msg: Annotated[
+        str | None, Meta(description="A notice, of an info message.", examples=list(NoticeKind))
+    ] = None
     first: int | None = None
     last: int | None = None
     count: int | None = None

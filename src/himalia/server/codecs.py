@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from himalia.errors import HimaliaError
-from himalia.protocol import ErrorBody, ServerMessage, encode, encode_event, text_frame, truncate_error
+from himalia.protocol import (
+    ErrorBody,
+    NoticeKind,
+    ServerMessage,
+    encode,
+    encode_event,
+    text_frame,
+    truncate_error,
+)
 from himalia.record import Record, format_ts, now_us
 
 
@@ -27,27 +35,34 @@ class JsonCodec:
 
     def dropped(self, topic: str, client_id: str, first: int, last: int) -> bytes:
         return self.info(
-            "dropped", topic=topic, client_id=client_id, first=first, last=last, count=last - first + 1
+            NoticeKind.DROPPED,
+            topic=topic,
+            client_id=client_id,
+            first=first,
+            last=last,
+            count=last - first + 1,
         )
 
     def gap(self, topic: str, client_id: str, requested: int, first: int, end: int) -> bytes:
-        return self.info("gap", topic=topic, client_id=client_id, requested=requested, first=first, end=end)
+        return self.info(
+            NoticeKind.GAP, topic=topic, client_id=client_id, requested=requested, first=first, end=end
+        )
 
     def topic_created(self, topic: str, client_id: str, epoch: str) -> bytes:
-        return self.info("topic_created", topic=topic, client_id=client_id, offset=0, epoch=epoch)
+        return self.info(NoticeKind.TOPIC_CREATED, topic=topic, client_id=client_id, offset=0, epoch=epoch)
 
     def topic_deleted(self, topic: str, client_id: str) -> bytes:
-        return self.info("topic_deleted", topic=topic, client_id=client_id)
+        return self.info(NoticeKind.TOPIC_DELETED, topic=topic, client_id=client_id)
 
     def replaced(self, topic: str, client_id: str) -> bytes:
-        return self.info("replaced", topic=topic, client_id=client_id)
+        return self.info(NoticeKind.REPLACED, topic=topic, client_id=client_id)
 
     def error(self, error: HimaliaError, topic: str | None = None) -> bytes:
         return self.frame(error_message(error, topic=topic))
 
     def info(
         self,
-        msg: str,
+        kind: NoticeKind,
         *,
         topic: str | None = None,
         client_id: str | None = None,
@@ -62,7 +77,7 @@ class JsonCodec:
         return self.frame(
             ServerMessage(
                 "info",
-                msg=msg,
+                msg=kind,
                 topic=topic,
                 client_id=client_id,
                 first=first,

@@ -25,6 +25,7 @@ from himalia.log.api import Appended, Batch
 from himalia.protocol import (
     PROTOCOL_VERSION,
     ClientMessage,
+    NoticeKind,
     ServerMessage,
     decode_client_message,
     encode,
@@ -437,7 +438,7 @@ class Connection:
                 self._pinged_at = now
             channel.ping()
             if self._spoke and not channel.paused:
-                channel.buffer(WEBSOCKET.info("ping"))
+                channel.buffer(WEBSOCKET.info(NoticeKind.PING))
                 channel.flush()
 
     def _patience_s(self) -> float:
@@ -454,7 +455,7 @@ class Connection:
 
     def announce_shutdown(self) -> None:
         if self._spoke:
-            self.channel.buffer(WEBSOCKET.info("server_shutdown"))
+            self.channel.buffer(WEBSOCKET.info(NoticeKind.SERVER_SHUTDOWN))
             self.channel.flush()
 
     @property

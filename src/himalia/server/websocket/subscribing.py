@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 from himalia.errors import BadFilter, BadRequest, Forbidden
-from himalia.protocol import ClientMessage
+from himalia.protocol import ClientMessage, StartPosition
 from himalia.pubsub import Outlet, Policy, Start, Subscriber, SubscriptionOptions
 from himalia.pubsub.filters import Filter, compile_filter
 from himalia.pubsub.turns import Turns
@@ -95,19 +93,16 @@ def _since(text: str | float) -> int:
         raise BadRequest(f"since is ISO 8601 or seconds since 1970: {error}") from None
 
 
-def _position(topic: str, at: Any) -> tuple[int, str | None]:
-    """A position of a pattern's topic: an offset, or ``{"offset": n, "epoch": "..."}``."""
+def _position(topic: str, at: int | StartPosition) -> tuple[int, str | None]:
+    """Return the offset and epoch where a topic of a pattern begins."""
     check_name(topic)
-    if isinstance(at, Mapping):
-        epoch = at.get("epoch")
-        if epoch is not None and not isinstance(epoch, str):
-            raise BadRequest(f"from.{topic}.epoch is a string")
-        return _offset(at.get("offset")), epoch
+    if isinstance(at, StartPosition):
+        return _offset(at.offset), at.epoch
     return _offset(at), None
 
 
-def _offset(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= OFFSET_MAX:
+def _offset(value: int) -> int:
+    if not 0 <= value <= OFFSET_MAX:
         raise BadRequest("from is an offset: 0, 1, 2, ...")
     return value
 
