@@ -91,8 +91,10 @@ def _line(stream: IO[bytes] | None) -> str:
 class ServeCommand(RunningCommand):
     """``himalia serve`` that is ready."""
 
-    def __init__(self, *arguments: str, env: Mapping[str, str] | None = None) -> None:
-        super().__init__("serve", *arguments, env=env)
+    def __init__(
+        self, *arguments: str, env: Mapping[str, str] | None = None, deadline_s: float = DEADLINE_S
+    ) -> None:
+        super().__init__("serve", *arguments, env=env, deadline_s=deadline_s)
         self.greeting = self.line()
         found = re.search(r"(http\S+?)/(?:\?token=(\S+))? ", self.greeting)
         assert found, (self.greeting, self.process.stderr and self.process.stderr.read())

@@ -9,9 +9,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, TypeVar
 
-from himalia.log import Batch, Log, LogOptions
+from himalia.log import Batch, Log, LogOptions, open_log
 from himalia.log.memory import MemoryLog
-from himalia.log.sqlite import SqliteLog
 from himalia.log.transaction import Transaction
 from himalia.record import Draft, Record, Retention
 from himalia.settings import LogSettings
@@ -80,12 +79,13 @@ class Backend:
 
     def make(self, **options: Any) -> Any:
         options = {"clock": self.clock, "retention": UNLIMITED, "retention_interval_s": 3600.0} | options
-        if self.kind == "memory":
-            return MemoryLog(log_options(**options))
         if self.kind == "sqlite-cold":
             # Nothing recent in memory: every read comes from the file.
             options = {"cache_count_max": 0} | options
-        return SqliteLog(self.path, log_options(**options))
+        scheme = self.kind.partition("-")[0]
+        return open_log(
+            "memory://" if scheme == "memory" else f"{scheme}://{self.path}", log_options(**options)
+        )
 
     def query(self, statement: str) -> list[tuple[Any, ...]]:
         """RecordRun a statement on the file of a SQLite log that is closed."""

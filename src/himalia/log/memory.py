@@ -9,6 +9,7 @@ from itertools import takewhile
 from typing import TypeVar
 
 from himalia.errors import HimaliaError, LogUnavailable, TopicNotFound
+from himalia.log import not_a_log
 from himalia.log.api import Appended, Batch, Chunk, Health, LogStats
 from himalia.log.cache import RecordRun, limit_bytes
 from himalia.log.clock import LogClock
@@ -24,6 +25,13 @@ from himalia.topics import check_name
 
 COUNT_DEFAULT = 100
 T = TypeVar("T")
+
+
+def open_url(url: str, options: LogOptions | None = None) -> MemoryLog:
+    """Return a new log; its URL is ``memory://`` and names nothing else. See ``himalia.log.open_log``."""
+    if url.partition(":")[2] not in ("", "//"):
+        raise not_a_log(url)
+    return MemoryLog(options)
 
 
 class MemoryLog:

@@ -3,23 +3,15 @@
 import { accountBadge } from "./views/account.js";
 import { session, signIn, signOut } from "./live/api.js";
 import { Connection } from "./live/connection.js";
-import { consoleView } from "./views/console.js";
 import { emptyState, errorState, h, loading } from "./widgets/elements.js";
-import { executionView } from "./views/execution.js";
-import { executionsView } from "./views/executions.js";
-import { kernelsView } from "./views/kernels.js";
 import { startKeyboard } from "./widgets/keyboard.js";
-import { pipelineView } from "./views/pipeline.js";
 import { holdPolls } from "./live/polling.js";
 import { navigate, parseRoute } from "./router.js";
+import { SECTIONS } from "./sections.js";
 import { askToSignIn, signInView } from "./views/sign_in.js";
-import { systemView } from "./views/system.js";
 import { startTheme, themeButton } from "./widgets/theme.js";
 import { toast } from "./widgets/toasts.js";
-import { topicView } from "./views/topic.js";
-import { topicsView } from "./views/topics.js";
 
-const SECTIONS = [["topics", "Topics"], ["kernels", "Kernels"], ["executions", "Executions"], ["pipeline", "Pipeline"], ["system", "System"]];
 const BANNER_AFTER_MS = 700; // a reconnection that is quicker than this is nobody's business
 
 const main = document.getElementById("main");
@@ -31,25 +23,9 @@ let view = null;
 let caller = null; // who is signed in
 let closeDialog = null; // of the dialogue that asks to sign in again, while it is open
 
-function viewFor(route) {
-  const [section, name, what] = route.parts;
-  const context = { connection, navigate, route };
-  switch (section) {
-    case undefined:
-    case "topics":
-      return name ? topicView(context) : topicsView(context);
-    case "kernels":
-      if (what === "executions" && route.parts[3]) return executionView(context);
-      return name ? consoleView(context) : kernelsView(context);
-    case "executions":
-      return executionsView(context);
-    case "pipeline":
-      return pipelineView(context);
-    case "system":
-      return systemView(context);
-    default:
-      return { element: emptyState(`There is no “${section}” here.`), close() {}, title: "Nothing here" };
-  }
+function viewFor(section, name, route) {
+  if (section) return section.view({ connection, navigate, route });
+  return { element: emptyState(`There is no “${name}” here.`), close() {}, title: "Nothing here" };
 }
 
 function show(next) {
@@ -63,13 +39,13 @@ function show(next) {
 function showRoute() {
   if (caller === null) return;
   const route = parseRoute(location.hash);
-  const section = route.parts[0] ?? "topics";
+  const name = route.parts[0] ?? SECTIONS[0].name;
   for (const link of nav.children) {
-    if (link.dataset.section === section) link.setAttribute("aria-current", "page");
+    if (link.dataset.section === name) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
   try {
-    show(viewFor(route));
+    show(viewFor(SECTIONS.find((section) => section.name === name), name, route));
   } catch (error) {
     console.error(error);
     show({ element: errorState(error), close() {}, title: "Error" });
@@ -172,8 +148,8 @@ function showConnection() {
 }
 
 startTheme();
-const showHelp = startKeyboard(() => view);
-nav.append(...SECTIONS.map(([section, name]) => h("a", { href: `#/${section}`, "data-section": section }, name)));
+const showHelp = startKeyboard(SECTIONS, () => view);
+nav.append(...SECTIONS.map(({ name, title }) => h("a", { href: `#/${name}`, "data-section": name }, title)));
 document.getElementById("bar-end").append(
   account.element,
   h("span", { class: "connection-dot", title: "Connection to the server" }),

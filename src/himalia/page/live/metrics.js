@@ -24,3 +24,10 @@ export function quantile(samples, name, share) {
   // Beyond the last bound nothing more is known than that bound.
   return Number.isFinite(buckets[found].bound) ? buckets[found].bound : buckets.at(-2).bound;
 }
+
+const RATE_SECONDS = 10; // as the server's own rates have it
+
+export const sumOf = (counts) => counts.reduce((sum, one) => sum + one, 0);
+
+/** Messages per second of a topic, over the last ten seconds. */
+export const rateOf = (topic) => sumOf(topic.last_minute.slice(-RATE_SECONDS)) / RATE_SECONDS;

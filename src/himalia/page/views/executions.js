@@ -24,7 +24,9 @@ export function conditionOf({ words = "", status = "", kernel = "" }) {
   return parts.join(" and ");
 }
 
-export function executionsView({ navigate, route }) {
+export const section = { name: "executions", title: "Executions", key: "e", view: executionsView };
+
+function executionsView({ navigate, route }) {
   const params = route.params;
   let limit = PAGE;
   const words = h("input", { type: "search", class: "input grow", "data-find": "", value: params.get("q") ?? "", placeholder: "Search code, errors, kernels, people", "aria-label": "Search executions" });

@@ -6,11 +6,21 @@ import { ago, count, plural, shortId } from "../widgets/format.js";
 import { kernelButtons, kernelState } from "../widgets/kernel_actions.js";
 import { poll } from "../live/polling.js";
 import { attempt, toast } from "../widgets/toasts.js";
+import { consoleView } from "./console.js";
+import { executionView } from "./execution.js";
 
 const PREFIX = "kernels.";
 const PAST_SHOWN = 30;
 
-export function kernelsView({ navigate }) {
+export const section = { name: "kernels", title: "Kernels", key: "k", view: viewOf };
+
+function viewOf(context) {
+  const [, kernelId, what, requestId] = context.route.parts;
+  if (!kernelId) return kernelsView(context);
+  return what === "executions" && requestId ? executionView(context) : consoleView(context);
+}
+
+function kernelsView({ navigate }) {
   const running = h("div", { class: "cards" }, loading("Looking for kernels…"));
   const past = h("div");
   const cards = new Map();

@@ -23,7 +23,9 @@ export function lagOf(topics, positions) {
   });
 }
 
-export function pipelineView() {
+export const section = { name: "pipeline", title: "Pipeline", key: "p", view: pipelineView };
+
+function pipelineView() {
   const view = new PipelineView();
   return { element: view.element, close: () => view.close(), title: "Pipeline" };
 }

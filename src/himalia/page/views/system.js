@@ -11,7 +11,9 @@ import { Tile } from "../widgets/tiles.js";
 const ASK_EVERY_MS = 2000;
 const SUBSCRIBERS_SHOWN = 200;
 
-export function systemView() {
+export const section = { name: "system", title: "System", key: "s", view: systemView };
+
+function systemView() {
   const tiles = {
     published: new Tile("Published", { spark: new Sparkline(60) }),
     delivered: new Tile("Delivered", { spark: new Sparkline(60) }),

@@ -5,10 +5,10 @@ import { copy } from "../widgets/clipboard.js";
 import { carefulButton, h, setText } from "../widgets/elements.js";
 import { bytes, count, plural, rate } from "../widgets/format.js";
 import { LogSearch } from "../live/log_search.js";
+import { rateOf } from "../live/metrics.js";
 import { poll } from "../live/polling.js";
 import { publishForm } from "./publish_form.js";
 import { asText, detailsOf, fillRow, recordOf, titleOf } from "./topic_rows.js";
-import { rateOf } from "./topics.js";
 import { attempt, toast } from "../widgets/toasts.js";
 import { VirtualList } from "../widgets/virtual_list.js";
 

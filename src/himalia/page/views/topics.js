@@ -3,22 +3,23 @@
 import { get, post } from "../live/api.js";
 import { emptyState, errorState, h, loading, setText } from "../widgets/elements.js";
 import { bytes, count, plural, rate } from "../widgets/format.js";
+import { rateOf, sumOf } from "../live/metrics.js";
 import { poll } from "../live/polling.js";
 import { Sparkline } from "../widgets/sparkline.js";
 import { attempt } from "../widgets/toasts.js";
+import { topicView } from "./topic.js";
 
 const ASK_EVERY_MS = 1000;
 const SHOWN_MAX = 500;
 
-const RATE_SECONDS = 10; // as the server's own rates have it
 const NOTHING = new Array(60).fill(0);
 
-const sumOf = (counts) => counts.reduce((sum, one) => sum + one, 0);
+export const section = {
+  name: "topics", title: "Topics", key: "t",
+  view: (context) => (context.route.parts[1] ? topicView(context) : topicsView(context)),
+};
 
-/** Messages a second over the last ten seconds. */
-export const rateOf = (topic) => sumOf(topic.last_minute.slice(-RATE_SECONDS)) / RATE_SECONDS;
-
-export function topicsView({ navigate }) {
+function topicsView({ navigate }) {
   const rows = new Map();
   const search = h("input", {
     type: "search", class: "input", placeholder: "Find a topic", "aria-label": "Find a topic", "data-find": "",

@@ -3,10 +3,8 @@
 import { h } from "./elements.js";
 import { navigate } from "../router.js";
 
-const PLACES = { t: "#/topics", k: "#/kernels", e: "#/executions", p: "#/pipeline", s: "#/system" };
 const SECOND_KEY_MS = 1500;
 const HELP = [
-  ["g then t, k, e, p, s", "go to Topics, Kernels, Executions, Pipeline, System"],
   ["/", "find, filter, or type code"],
   ["Space", "in a topic: pause, and go on"],
   ["n", "in a topic: the newest records"],
@@ -18,9 +16,9 @@ const HELP = [
   ["?", "this help"],
 ];
 
-/** `currentView()` may have `onKey(key)`, which says whether it took the key. */
-export function startKeyboard(currentView) {
-  const dialog = makeHelp();
+/** g and the key of a section open it. `currentView()` may have `onKey(key)`, which returns whether it used the key. */
+export function startKeyboard(sections, currentView) {
+  const dialog = makeHelp(sections);
   document.body.append(dialog);
   let goingSince = -Infinity;
 
@@ -29,9 +27,10 @@ export function startKeyboard(currentView) {
     const isTyping = event.target.closest?.("input, textarea, select");
     if (event.key === "Escape" && isTyping) return event.target.blur();
     if (isTyping) return;
-    if (performance.now() - goingSince < SECOND_KEY_MS && PLACES[event.key]) {
+    const section = sections.find(({ key }) => key === event.key);
+    if (section && performance.now() - goingSince < SECOND_KEY_MS) {
       goingSince = -Infinity;
-      return navigate(PLACES[event.key]);
+      return navigate(`#/${section.name}`);
     }
     if (event.key === "g") goingSince = performance.now();
     else if (event.key === "?") dialog.showModal();
@@ -51,9 +50,11 @@ function focusFind(event) {
   field.focus();
 }
 
-function makeHelp() {
+function makeHelp(sections) {
+  const listed = (field) => sections.map((section) => section[field]).join(", ");
+  const keys = [[`g then ${listed("key")}`, `go to ${listed("title")}`], ...HELP];
   const dialog = h("dialog", { class: "help card", "aria-label": "Keys" },
-    h("h2", {}, "Keys"), h("dl", { class: "keys" }, ...HELP.flatMap(([keys, what]) => [h("dt", {}, keys), h("dd", {}, what)])));
+    h("h2", {}, "Keys"), h("dl", { class: "keys" }, ...keys.flatMap(([pressed, what]) => [h("dt", {}, pressed), h("dd", {}, what)])));
   dialog.append(h("button", { class: "button", type: "button", onclick: () => dialog.close() }, "Close"));
   return dialog;
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -10,12 +11,17 @@ from pyspark.sql.types import StructType
 
 from himalia.spark.delta.table import Table
 from himalia.spark.pipeline.positions import PositionsTable
-from himalia.spark.transforms import errors, kernel_health, topic_activity
+from himalia.spark.transforms.aggregate import AggregateTable
 from himalia.spark.transforms.requests import STATE_SCHEMA
 from himalia.tables.catalog import CATALOG, POSITIONS, REQUESTS, TableSchema
 
-AGGREGATES = (topic_activity.TABLE, kernel_health.TABLE, errors.TABLE)
-"""The tables of sums. A new one is a file in ``transforms`` and an entry here."""
+AGGREGATE_MODULES = (
+    "himalia.spark.transforms.topic_activity",
+    "himalia.spark.transforms.kernel_health",
+    "himalia.spark.transforms.errors",
+)
+"""The modules of the tables of sums, each with its ``TABLE``. A new table is a module and a line here."""
+AGGREGATES: tuple[AggregateTable, ...] = tuple(import_module(name).TABLE for name in AGGREGATE_MODULES)
 TABLES = CATALOG | {table.schema.name: table.schema for table in AGGREGATES}
 """The schemas of all tables for users, by name."""
 
