@@ -18,7 +18,7 @@ from himalia.keeper.spool_consumer import BATCH_MAX, Bookmark, Intake
 
 
 class Log:
-    """Takes what is routed, as the bridge does: no more than so much until it has been stored."""
+    """Takes what is routed, as the topic writer does: no more than so much until it has been stored."""
 
     def __init__(self, room: int = 1 << 30) -> None:
         self.got: list[int] = []

@@ -374,7 +374,6 @@ async def test_close_while_the_log_is_unwell(hosting: Hosting, when: str) -> Non
     request = await kernel.execute(Code(code="for i in range(500): print(i, flush=True)\n" + WAIT))
     never: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     hosting.manager.publish = lambda batch: asyncio.ensure_future(asyncio.shield(never))  # type: ignore
-    kernel.bridge._publish = hosting.manager.publish
     assert kernel.process is not None
     spooled = kernel.process.read_spool
     await until(lambda: any(b'"on' in frames[-1] for _, frames in spooled(-1)))
@@ -507,7 +506,7 @@ async def test_a_foreign_kernel_that_is_restarted_leaves_a_gap(hosting: Hosting)
 
 
 class Streams:
-    """Counts what is printed, after the bridge was offered it."""
+    """Counts what is printed, after the topic writer was offered it."""
 
     count = 0
 
@@ -523,7 +522,7 @@ async def test_overflow_of_a_foreign_kernel_is_told(hosting: Hosting, fakes: lis
     host = await hosting.open(kernel_buffer_bytes=2000)
     kernel = await host.attach(str(fake.path))
     gate = asyncio.Event()
-    publish = kernel.bridge._publish
+    publish = kernel.topic_writer._topic.publish
 
     def gated(batch: Any) -> Any:
         async def wait() -> Any:
@@ -532,7 +531,7 @@ async def test_overflow_of_a_foreign_kernel_is_told(hosting: Hosting, fakes: lis
 
         return asyncio.ensure_future(wait())
 
-    kernel.bridge._publish = gated
+    kernel.topic_writer._topic.publish = gated
     # Not all messages: what the kernel answered when it was attached may still be on its way.
     lines_heard = Streams()
     kernel.broker.add_global_subscriber(lines_heard)
@@ -540,7 +539,7 @@ async def test_overflow_of_a_foreign_kernel_is_told(hosting: Hosting, fakes: lis
         await fake.publish("stream", name="stdout", text=f"{number}\n")
         if number == 40:
             # Else all of them might come at once, and one batch is taken whole.
-            await until(lambda: kernel.bridge.overflowed)
+            await until(lambda: kernel.topic_writer.is_full)
     await until(lambda: lines_heard.count == 100)
     gate.set()
     found = await until_recorded(hosting, kernel.id, lambda found: events(found, "gap"))

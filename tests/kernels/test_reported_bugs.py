@@ -133,7 +133,7 @@ async def test_flood_into_a_log_that_is_slow(hosting: Hosting) -> None:
         )
         gate.clear()
         await until(mark.exists)
-        assert kernel.bridge.overflowed and not request.closed.done()
+        assert kernel.topic_writer.is_full and not request.closed.done()
         gate.set()
         result = await hosting.result(kernel, request)
         assert (result.status, result.reason) == ("ok", "")
@@ -152,7 +152,7 @@ async def test_flood_and_sudden_end(hosting: Hosting) -> None:
         hosting, kernel, "for i in range(3000): print(i, flush=True)\nimport time; time.sleep(999)"
     )
     gate.clear()
-    await until(lambda: kernel.bridge.overflowed)
+    await until(lambda: kernel.topic_writer.is_full)
     assert kernel.process is not None
     spooled = kernel.process.read_spool
     await until(lambda: any(b"2999" in frames[-1] for _, frames in spooled(-1)))
@@ -789,7 +789,7 @@ async def test_requests_leave_nothing_behind(hosting: Hosting) -> None:
         pytest.fail(f"each batch left more behind: {after}")
     stats = kernel.broker.stats()
     assert stats.active_requests == 0 and stats.orphan_messages <= before[-1]
-    assert not kernel.scheduler.is_busy and kernel.bridge.buffered_bytes == 0
+    assert not kernel.scheduler.is_busy and kernel.topic_writer.buffered_bytes == 0
 
 
 async def test_kernels_leave_nothing_behind(hosting: Hosting) -> None:

@@ -21,7 +21,7 @@ from himalia.kernels.history import read_execution
 from himalia.kernels.recovery import abandoned_draft, has_ended, open_requests
 from himalia.kernels.request import Code, Request, queued_state
 from himalia.kernels.scheduler import RequestScheduler
-from himalia.kernels.topic_writer import Bridge
+from himalia.kernels.topic_writer import TopicWriter
 from himalia.log import open_log
 from himalia.log.api import Appended, Batch, Log
 from himalia.record import Record, now_us
@@ -31,7 +31,10 @@ TOPIC = "kernels.k"
 
 
 class Stage:
-    """A scheduler between a log and a kernel that the test plays."""
+    """A scheduler between a topic of a log and a kernel that the test plays."""
+
+    name = TOPIC
+    kernel_id = "k"
 
     def __init__(self, log: Log) -> None:
         self.log = log
@@ -47,21 +50,24 @@ class Stage:
         self._messages: dict[str, KernelMessage] = {}
         config = BrokerConfig(request_timeout=300, cleanup_interval=30)
         self.broker = IopubBroker(config, clock=lambda: self.now_s)
-        self.bridge = Bridge(self._publish, TOPIC, "k", bytes_max=1 << 30)
-        self.broker.add_global_subscriber(self.bridge)
-        self.scheduler = RequestScheduler(self.broker, self.bridge, self, queue_max=3)
+        self.topic_writer = TopicWriter(self, bytes_max=1 << 30)
+        self.broker.add_global_subscriber(self.topic_writer)
+        self.scheduler = RequestScheduler(self.broker, self.topic_writer, self, queue_max=3)
         self.scheduler.resume()
 
-    def _publish(self, batch: Batch) -> asyncio.Future[Appended]:
+    def publish(self, batch: Batch) -> asyncio.Future[Appended]:
         self.attempts += 1
 
-        async def publish() -> Appended:
+        async def append() -> Appended:
             await self.gate.wait()
             if self.is_full:
                 raise LogUnavailable("no space is left on the disk")
             return await self.log.append(batch)
 
-        return asyncio.ensure_future(publish())
+        return asyncio.ensure_future(append())
+
+    async def create(self) -> None:
+        raise AssertionError("no test deletes the topic")
 
     def send_request(self, request: Request) -> KernelMessage:
         code = {"code": request.code.code}
@@ -102,7 +108,7 @@ class Stage:
         self.idle(request)
 
     async def records(self) -> list[Record]:
-        await self.bridge.flush()
+        await self.topic_writer.flush()
         return await records(self.log, TOPIC)
 
     async def statuses(self) -> dict[str, list[str]]:
@@ -121,7 +127,7 @@ async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
     yield made
     made.gate.set()
     await made.scheduler.finish()
-    await made.bridge.close()
+    await made.topic_writer.close()
     await log.close()
 
 
@@ -144,7 +150,7 @@ async def test_done_when_both_have_come(stage: Stage, first: str) -> None:
     request = await stage.scheduler.submit(Code(code="a"))
     stage.begin(request)
     (stage.idle if first == "idle" else stage.reply)(request)
-    await stage.bridge.flush()
+    await stage.topic_writer.flush()
     assert not request.closed.done()
     (stage.reply if first == "idle" else stage.idle)(request)
     assert await ended(request) == "ok"
@@ -267,7 +273,7 @@ async def test_whoever_submitted_goes_away(stage: Stage) -> None:
     await asyncio.wait({submitting})
     stage.gate.set()
     second = await stage.scheduler.submit(Code(code="b"))
-    await stage.bridge.flush()
+    await stage.topic_writer.flush()
     assert [one.code for one in await open_requests(stage.log, TOPIC)] == ["a", "b"]
     request = stage.scheduler.active
     assert request is not None and request.offset == 0
@@ -298,7 +304,7 @@ async def test_a_log_that_cannot_store_refuses_a_request_at_once(stage: Stage) -
             await asyncio.wait_for(stage.scheduler.submit(Code(code=code)), 5)
     assert stage.scheduler.queued == 0 and not stage.scheduler.is_busy
     stage.is_full = False
-    await stage.bridge.flush()
+    await stage.topic_writer.flush()
     request = await stage.scheduler.submit(Code(code="c"))
     assert stage.sent == ["c"]
     stage.complete(request)
@@ -356,7 +362,7 @@ async def test_log_gives_up(stage: Stage) -> None:
     stage.gate.clear()
     stage.complete(request)
     await until(lambda: not stage.scheduler.is_busy)
-    stage.bridge.abandon()
+    stage.topic_writer.cancel()
     assert await ended(request) == "ok"
 
 
@@ -364,7 +370,7 @@ async def test_log_gives_up(stage: Stage) -> None:
 
 
 async def left_open(stage: Stage) -> list[RequestState]:
-    await stage.bridge.flush()
+    await stage.topic_writer.flush()
     return await open_requests(stage.log, TOPIC)
 
 
@@ -476,7 +482,7 @@ async def test_two_adopted_requests(stage: Stage) -> None:
 async def test_has_ended(stage: Stage) -> None:
     """A topic tells whether its kernel has ended by its last record."""
     assert await has_ended(stage.log, TOPIC)
-    await stage.bridge.put(event_draft("k", "started"))
+    await stage.topic_writer.append(event_draft("k", "started"))
     assert not await has_ended(stage.log, TOPIC)
-    await stage.bridge.put(event_draft("k", "died"))
+    await stage.topic_writer.append(event_draft("k", "died"))
     assert await has_ended(stage.log, TOPIC)

@@ -20,14 +20,14 @@ from himalia.keeper.kernel_process import KernelProcess
 from himalia.keeper.spool_consumer import Bookmark, Intake, SpoolFeed
 from himalia.kernels.context import Parts
 from himalia.kernels.scheduler import RequestScheduler
-from himalia.kernels.topic_writer import Bridge
+from himalia.kernels.topic_writer import TopicWriter
 
 
 class Owner(Protocol):
     """The kernel that a link belongs to, as far as the link knows it."""
 
     broker: IopubBroker
-    bridge: Bridge
+    topic_writer: TopicWriter
     scheduler: RequestScheduler
     bookmark: Bookmark
 
@@ -83,7 +83,7 @@ class Link:
             self._wire,
             process.directory,
             owner.bookmark,
-            is_blocked=lambda: owner.bridge.overflowed,
+            is_blocked=lambda: owner.topic_writer.is_full,
             on_faults=owner.faulty,
             on_gap=owner.gap,
         )

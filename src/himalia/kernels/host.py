@@ -250,8 +250,8 @@ class KernelHost:
         """
         kernel = self.get(kernel_id)
         stopping = asyncio.ensure_future(kernel.stop(reason, caller))
-        if not await kernel.bridge.done_or_unwell(stopping):
-            kernel.bridge.check_well()
+        if not await kernel.topic_writer.availability.wait_for(stopping):
+            kernel.topic_writer.availability.check()
         await stopping
         self._forget(kernel_id)
 
@@ -346,7 +346,7 @@ class KernelHost:
         try:
             await kernel.open(connection, event, connection_file=attached.connection_file, caller=owner or "")
         except BaseException:
-            await (kernel.abandon() if kernel.bridge.unwell else kernel.let_go())
+            await (kernel.abandon() if kernel.topic_writer.availability.error else kernel.let_go())
             raise
         self.kernels[attached.kernel_id] = kernel
         return kernel
@@ -409,7 +409,9 @@ class KernelHost:
     async def _give_up(self, kernel: Kernel) -> None:
         """End a kernel that did not start; what is to be said of it follows where the log cannot store it now."""
         self._failed.add(kernel)
-        await kernel.bridge.done_or_unwell(asyncio.ensure_future(kernel.stop("it did not start")))
+        await kernel.topic_writer.availability.wait_for(
+            asyncio.ensure_future(kernel.stop("it did not start"))
+        )
 
     def kernel_restarted(self, kernel: Kernel, caller: str) -> None:
         if self._listener is not None:

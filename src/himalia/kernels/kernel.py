@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from himalia.errors import HimaliaError, KernelFailed, KernelUnavailable, LogUnavailable, TopicExists
+from himalia.errors import HimaliaError, KernelFailed, KernelUnavailable, LogUnavailable
 from himalia.iopub.broker import BrokerConfig, BrokerStats, IopubBroker
 from himalia.iopub.shell import Asked, ShellPort
 from himalia.jupyter.connection_file import ConnectionInfo
@@ -20,7 +20,6 @@ from himalia.jupyter.records import (
     DISK_WAS_FULL,
     KernelEvent,
     event_draft,
-    gap_draft,
     to_draft,
     too_large_draft,
 )
@@ -34,11 +33,10 @@ from himalia.kernels.context import Parts
 from himalia.kernels.model import KernelListener, KernelModel, KernelState
 from himalia.kernels.request import Code, Request
 from himalia.kernels.scheduler import RequestScheduler
-from himalia.kernels.topic_writer import Bridge
+from himalia.kernels.topic_writer import KernelTopic, TopicWriter
 from himalia.log.api import Log
 from himalia.protocol.models import ExecutionStatus
 from himalia.record import Draft, now_us
-from himalia.topics import KERNEL_TOPIC_PREFIX
 
 logger = logging.getLogger("himalia.kernels")
 
@@ -83,9 +81,8 @@ class Kernel:
         settings = parts.settings
         self.id = id
         self.name = name
-        self.topic = KERNEL_TOPIC_PREFIX + id
-        self.owner = owner
-        """The caller whose kernel it is, as its topic has it."""
+        self._topic = KernelTopic(parts.manager, id, owner)
+        self.topic = self._topic.name
         self.end_reason = self.ended_by = ""
         """Why it ended, and the caller who had it stopped, where there is one."""
         # What happens to it is known here; whether it is busy is what it says, in the IOPub thread.
@@ -108,19 +105,12 @@ class Kernel:
             ),
             clock=parts.clock,
         )
-        self.bridge = Bridge(
-            parts.manager.publish,
-            self.topic,
-            id,
-            bytes_max=settings.kernel_buffer_bytes,
-            create_topic=self._create_topic,
-        )
-        self.bridge.on_missed = self._missed
-        # The bridge first: a request hears of its idle only after that is on its way to the log.
-        self.broker.add_global_subscriber(self.bridge)
+        self.topic_writer = TopicWriter(self._topic, bytes_max=settings.kernel_buffer_bytes)
+        # The topic writer first: a request hears of its idle only after that is on its way to the log.
+        self.broker.add_global_subscriber(self.topic_writer)
         self.broker.add_global_subscriber(self)
         self.scheduler = RequestScheduler(
-            self.broker, self.bridge, self, queue_max=settings.kernel_queue_max, tracing=parts.tracing
+            self.broker, self.topic_writer, self, queue_max=settings.kernel_queue_max, tracing=parts.tracing
         )
         self._link: Link | None = None
         # Of the links before this one.
@@ -145,6 +135,11 @@ class Kernel:
     @property
     def log(self) -> Log:
         return self._parts.manager.log
+
+    @property
+    def owner(self) -> str | None:
+        """The caller whose kernel it is, as its topic has it."""
+        return self._topic.owner
 
     @property
     def is_foreign(self) -> bool:
@@ -187,7 +182,7 @@ class Kernel:
             active_request=active.id if active is not None else None,
             pid=self.process.pid if self.process is not None else None,
             started_us=self.started_us,
-            buffered_bytes=self.bridge.buffered_bytes,
+            buffered_bytes=self.topic_writer.buffered_bytes,
         )
 
     @property
@@ -199,9 +194,9 @@ class Kernel:
 
     async def open(self, connection: ConnectionInfo, event: KernelEvent, **data: Any) -> None:
         """Make its topic, listen, and wait until it answers. ``event`` says how it came to be here."""
-        await self._create_topic()
+        await self._topic.create()
         draft = event_draft(self.id, event, name=self.name, owner=self.owner, **data)
-        await self.bridge.stored(self.bridge.put(draft))
+        await self.topic_writer.wait_committed(self.topic_writer.append(draft))
         await self._connect(connection)
 
     async def resume(
@@ -209,8 +204,10 @@ class Kernel:
     ) -> None:
         """Listen again after another server did: first what it missed, from the spool behind the bookmark."""
         # It is not there if the server was killed before it made it, or if an older backup was restored.
-        await self._create_topic()
-        self.bridge.put(event_draft(self.id, KernelEvent.REATTACHED, name=self.name, owner=self.owner))
+        await self._topic.create()
+        self.topic_writer.append(
+            event_draft(self.id, KernelEvent.REATTACHED, name=self.name, owner=self.owner)
+        )
         self._phase = KernelState.IDLE
         # Before listening: what the spool tells of them must find them.
         await self.go_on_with(found)
@@ -257,7 +254,7 @@ class Kernel:
         process = self._own_process("restart")
         if self._restarting is None:
             self._check_alive()
-            self.bridge.check_well()
+            self.topic_writer.availability.check()
             self._restarting = self._loop.create_task(self._restart(process, reason, caller))
             # Whoever asked may not wait for it.
             self._restarting.add_done_callback(lambda task: task.cancelled() or task.exception())
@@ -301,7 +298,7 @@ class Kernel:
 
     async def abandon(self) -> None:
         """Let go at once, whatever is under way: what is not in the log stays in the spool, if there is one."""
-        self.bridge.abandon()
+        self.topic_writer.cancel()
         for task in (self._ending, self._restarting):
             # More than once if need be: before Python 3.12 ``wait_for`` can lose a cancellation that comes just as
             # what it waits for is done, such as the end of the process.
@@ -315,7 +312,7 @@ class Kernel:
         await self._end_restarting()
         self.scheduler.detach()
         await self._disconnect()
-        await self.bridge.close()
+        await self.topic_writer.close()
         if self.process is not None:
             await self.process.let_go()
 
@@ -330,7 +327,7 @@ class Kernel:
         reply = self._link.shell.send_input_reply(value, asked, username=caller or None)
         hidden = asked.decoded_content().get("password") is True
         if not hidden:
-            self.bridge.put(to_draft(reply, self.id, "stdin"))
+            self.topic_writer.append(to_draft(reply, self.id, "stdin"))
 
     # Listening
 
@@ -386,12 +383,6 @@ class Kernel:
                 # Before anybody listened.
                 self._loop.call_soon(self._exited, self.process.returncode)
         return link
-
-    async def _create_topic(self) -> None:
-        try:
-            await self._parts.manager.create_topic(self.topic, owner=self.owner)
-        except TopicExists:
-            self.owner = (await self.log.info(self.topic)).owner
 
     async def _ask_until_heard(self, link: Link) -> None:
         """Until IOPub is known to work: by the kernel's welcome, or by what it publishes for a request of ours."""
@@ -488,7 +479,7 @@ class Kernel:
     @property
     def is_behind(self) -> bool:
         """Whether messages of the kernel wait to be read."""
-        return self.bridge.overflowed or (self._link is not None and self._link.is_behind)
+        return self.topic_writer.is_full or (self._link is not None and self._link.is_behind)
 
     # What comes
 
@@ -525,11 +516,11 @@ class Kernel:
         """What came on the shell, control or stdin socket."""
         if port == "stdin" and message.msg_type == "input_request":
             self._input = message
-            self.bridge.put(to_draft(message, self.id, "stdin"))
+            self.topic_writer.append(to_draft(message, self.id, "stdin"))
             return
         if message.msg_type == "execute_reply":
             # Its idle follows at once.
-            self.bridge.put(to_draft(message, self.id, port), is_urgent=False)
+            self.topic_writer.append(to_draft(message, self.id, port), is_urgent=False)
             self.scheduler.on_reply(message)
 
     def faulty(self, faults: Sequence[Fault]) -> None:
@@ -540,32 +531,22 @@ class Kernel:
 
     def gap(self, count: int | None) -> None:
         """In the IOPub thread: the spool gave up messages before they were read."""
-        self.bridge.tell(self._gap_draft(count, SPOOL_WAS_FULL))
+        self.topic_writer.offer_draft(self.topic_writer.encode_gap(count, SPOOL_WAS_FULL))
 
     def broken(self) -> None:
         """In the IOPub thread: nobody knows how much a foreign kernel said while it could not be heard."""
-        self._loop.call_soon_threadsafe(self._gap, None, NOT_HEARD)
+        self._loop.call_soon_threadsafe(self.topic_writer.append_gap, None, NOT_HEARD)
 
     def _too_large(self, fault: Fault) -> None:
         limit = self._parts.settings.kernel_message_bytes_max
-        self.bridge.put(too_large_draft(self.id, fault, limit))
+        self.topic_writer.append(too_large_draft(self.id, fault, limit))
 
     async def _tell(self, draft: Draft) -> None:
         """Write something that has happened; where the log cannot store it now, it follows when the log can."""
         try:
-            await self.bridge.stored(self.bridge.put(draft))
+            await self.topic_writer.wait_committed(self.topic_writer.append(draft))
         except LogUnavailable as error:
             logger.info("%s: an event is stored later: %s", self.topic, error)
-
-    def _missed(self, count: int) -> None:
-        self._gap(count, "the log was too slow, and this kernel has no spool")
-
-    def _gap(self, count: int | None, reason: str) -> None:
-        self.bridge.put(self._gap_draft(count, reason))
-
-    def _gap_draft(self, count: int | None, reason: str) -> Draft:
-        logger.warning("%s: %s messages are missing: %s", self.topic, count or "some", reason)
-        return gap_draft(self.id, count, reason)
 
     # What is asked of it
 
@@ -602,7 +583,7 @@ class Kernel:
     def _exited(self, returncode: int) -> None:
         if self.process is not None and self.process.lost:
             lost, self.process.lost = self.process.lost, 0
-            self._gap(lost, DISK_WAS_FULL)
+            self.topic_writer.append_gap(lost, DISK_WAS_FULL)
         if self._phase is KernelState.IDLE:
             limits = self.process.limits if self.process is not None else Limits()
             self._die(exit_reason(returncode, limits), returncode=returncode)
@@ -652,10 +633,10 @@ class Kernel:
         self.scheduler.close_all(ExecutionStatus.DIED, "the kernel is gone")
         await self._disconnect()
         try:
-            await self.bridge.put(event_draft(self.id, event, reason=reason, **data))
+            await self.topic_writer.append(event_draft(self.id, event, reason=reason, **data))
             await self.scheduler.finish()
         finally:
-            await self.bridge.close()
+            await self.topic_writer.close()
             self._listener.kernel_ended(self)
 
     async def _before_release(self, keeper: Keeper) -> None:
@@ -663,8 +644,8 @@ class Kernel:
         await self._hear_out()
         if self._link is not None:
             self._link.check()
-        await self.bridge.flush()
-        self.bridge.check()
+        await self.topic_writer.flush()
+        self.topic_writer.check()
 
     async def _end_restarting(self) -> None:
         if self._restarting is not None:

@@ -38,7 +38,7 @@ from himalia.keeper.limits import exit_reason
 from himalia.keeper.spool import Spooled
 from himalia.keeper.spool_consumer import SPOOL_WAS_FULL, Bookmark, Intake
 from himalia.kernels.history import last_iopub
-from himalia.kernels.topic_writer import Bridge
+from himalia.kernels.topic_writer import KernelTopic, TopicWriter
 from himalia.log.api import Batch, Log
 from himalia.protocol.models import ExecutionStatus
 from himalia.pubsub import PubSubManager
@@ -225,14 +225,13 @@ class Leftovers:
         """Append the spool's messages after the bookmark to the topic; returns when they are committed."""
         kernel_id = directory.name
         limit = self._settings.kernel_message_bytes_max
-        bridge = Bridge(
-            self._manager.publish,
-            KERNEL_TOPIC_PREFIX + kernel_id,
-            kernel_id,
+        topic_writer = TopicWriter(
+            KernelTopic(self._manager, kernel_id),
             bytes_max=self._settings.kernel_buffer_bytes,
+            recreates=False,
         )
         broker = IopubBroker()
-        broker.add_global_subscriber(bridge)
+        broker.add_global_subscriber(topic_writer)
         intake = Intake(
             broker,
             Wire(
@@ -243,18 +242,18 @@ class Leftovers:
             ),
             directory,
             bookmark,
-            is_blocked=lambda: bridge.overflowed,
-            on_faults=partial(_report_too_large, bridge, limit),
-            on_gap=lambda count: bridge.tell(gap_draft(kernel_id, count, SPOOL_WAS_FULL)),
+            is_blocked=lambda: topic_writer.is_full,
+            on_faults=partial(_report_too_large, topic_writer, limit),
+            on_gap=lambda count: topic_writer.offer_draft(gap_draft(kernel_id, count, SPOOL_WAS_FULL)),
         )
         try:
             await _read_to_end(intake)
             if exit_ is not None and exit_.lost:
-                bridge.put(gap_draft(kernel_id, exit_.lost, DISK_WAS_FULL))
-            await bridge.close()
-            bridge.check()
+                topic_writer.append(gap_draft(kernel_id, exit_.lost, DISK_WAS_FULL))
+            await topic_writer.close()
+            topic_writer.check()
         except BaseException:
-            bridge.abandon()
+            topic_writer.cancel()
             raise
         finally:
             intake.close()
@@ -295,10 +294,10 @@ async def _in_thread(work: Callable[[], T]) -> T:
         raise
 
 
-def _report_too_large(bridge: Bridge, limit: int, faults: Sequence[Fault]) -> None:
+def _report_too_large(topic_writer: TopicWriter, limit: int, faults: Sequence[Fault]) -> None:
     for fault in faults:
         if fault.kind is FaultKind.TOO_LARGE:
-            bridge.tell(too_large_draft(bridge.kernel_id, fault, limit))
+            topic_writer.offer_draft(too_large_draft(topic_writer.kernel_id, fault, limit))
 
 
 def _death_reason(exit_: KernelExit | None) -> str:

@@ -10,7 +10,7 @@ from himalia.errors import LogUnavailable
 from himalia.jupyter.lifecycle import request_closed_draft
 from himalia.jupyter.records import KernelEvent, event_draft
 from himalia.kernels.request import Request
-from himalia.kernels.topic_writer import Bridge
+from himalia.kernels.topic_writer import TopicWriter
 from himalia.record import Draft
 
 logger = logging.getLogger("himalia.kernels.request_log")
@@ -25,7 +25,7 @@ class RequestLog:
     the topic from there.
     """
 
-    def __init__(self, topic_writer: Bridge) -> None:
+    def __init__(self, topic_writer: TopicWriter) -> None:
         self._topic_writer = topic_writer
         # Offsets by request: of those that are open, and of the last that were queued.
         self._open: dict[str, int] = {}
@@ -80,7 +80,7 @@ class RequestLog:
             await asyncio.wait(self._closing)
 
     def _append(self, draft: Draft) -> asyncio.Future[int]:
-        committed = self._topic_writer.put(draft)
+        committed = self._topic_writer.append(draft)
         committed.add_done_callback(self._note_last)
         return committed
 

@@ -22,7 +22,7 @@ from himalia.jupyter.wire import KernelMessage
 from himalia.kernels.context import RequestTracing
 from himalia.kernels.request import Code, InterruptStage, Request, restored_code
 from himalia.kernels.request_log import RequestLog
-from himalia.kernels.topic_writer import Bridge
+from himalia.kernels.topic_writer import TopicWriter
 from himalia.protocol.models import ExecutionStatus
 from himalia.tasks import TaskSet
 
@@ -56,7 +56,7 @@ class RequestScheduler:
     def __init__(
         self,
         broker: IopubBroker,
-        topic_writer: Bridge,
+        topic_writer: TopicWriter,
         target: RequestTarget,
         *,
         queue_max: int,
@@ -107,7 +107,7 @@ class RequestScheduler:
 
         It is sent once it is committed, not before: ``LogUnavailable`` means that it has not run and never will.
         """
-        self._topic_writer.check_well()
+        self._topic_writer.availability.check()
         if len(self._queue) >= self._queue_max:
             raise TooManyRequests(
                 f"{len(self._queue)} requests wait for this kernel, its limit; wait for some to end or raise "
@@ -120,7 +120,7 @@ class RequestScheduler:
         committed.add_done_callback(lambda _: self._send_next())
         self._queue.push(request, code.priority)
         try:
-            await self._topic_writer.stored(committed)
+            await self._topic_writer.wait_committed(committed)
         except HimaliaError:
             self._withdraw(request)
             raise
@@ -226,7 +226,7 @@ class RequestScheduler:
             self._finish_trace = self._tracing.sending(request.id, self._topic_writer.topic)
         message = self._target.send_request(request)
         request.apply_shell(message)
-        self._topic_writer.put(to_draft(message, self._topic_writer.kernel_id, "shell"))
+        self._topic_writer.append(to_draft(message, self._topic_writer.kernel_id, "shell"))
         self._start_timer(request)
 
     def _start_timer(self, request: Request, spent_us: int = 0) -> None:

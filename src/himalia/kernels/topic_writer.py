@@ -2,7 +2,7 @@
 
 The topic writer is a subscriber that may not drop. It buffers while the log is slow or unavailable, up to a limit in
 bytes. Beyond the limit it accepts nothing until half of that is stored, and the kernel's spool is not read meanwhile.
-Where there is no spool, dropped messages are counted and reported, for a record of the gap.
+Where there is no spool, the messages refused are counted, and a record reports the gap.
 """
 
 from __future__ import annotations
@@ -10,143 +10,164 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-import threading
-from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
-from himalia.errors import LogUnavailable, TopicNotFound
+from himalia.errors import LogUnavailable, TopicExists, TopicNotFound
 from himalia.jupyter.channels import channel_of
-from himalia.jupyter.records import KernelEvent, event_draft, to_draft
+from himalia.jupyter.records import KernelEvent, event_draft, gap_draft, to_draft
 from himalia.jupyter.wire import KernelMessage
+from himalia.kernels.draft_buffer import DraftBuffer, PendingDraft
 from himalia.log.api import Appended, Batch
+from himalia.pubsub import PubSubManager
 from himalia.record import Draft
 from himalia.throttle import LogThrottle
+from himalia.topics import KERNEL_TOPIC_PREFIX
 
 logger = logging.getLogger("himalia.kernels.topic_writer")
 
-BATCH_RECORDS_MAX = 4096
-BATCH_BYTES_MAX = 8 << 20
 RETRY_AFTER_S = 0.5
 STORE_WITHIN_S = 5.0
-"""How long a caller waits for a commit of a log that is well, but slow."""
+"""How long a caller waits for a commit of a log that is available, but slow."""
 WARN_EVERY_S = 60.0
 GATHER_S = 0.002
 
-Publish = Callable[[Batch], "asyncio.Future[Appended]"]
+
+class Topic(Protocol):
+    """The topic that a writer appends to. Called on the event loop."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def kernel_id(self) -> str: ...
+
+    def publish(self, batch: Batch) -> asyncio.Future[Appended]:
+        """Append a batch; raises ``LogUnavailable`` while the log cannot store, ``TopicNotFound`` if it was deleted."""
+
+    async def create(self) -> None:
+        """Create the topic, if it does not exist. Raises ``LogUnavailable``."""
 
 
-class Waiting:
-    """A draft on its way, and who wants to know where it came to stand."""
+class KernelTopic:
+    """A kernel's topic in the log of the server."""
 
-    __slots__ = ("draft", "future", "size_bytes")
+    def __init__(self, manager: PubSubManager, kernel_id: str, owner: str | None = None) -> None:
+        self.name = KERNEL_TOPIC_PREFIX + kernel_id
+        self.kernel_id = kernel_id
+        self.owner = owner
+        """The caller whose kernel it is. If the topic existed before, its owner is the owner."""
+        self._manager = manager
 
-    def __init__(self, draft: Draft, future: asyncio.Future[int] | None = None) -> None:
-        self.draft = draft
-        self.future = future
-        self.size_bytes = draft.size_bytes
+    async def create(self) -> None:
+        """Create the topic, if it does not exist. Raises ``LogUnavailable``."""
+        try:
+            await self._manager.create_topic(self.name, owner=self.owner)
+        except TopicExists:
+            self.owner = (await self._manager.log.info(self.name)).owner
+
+    def publish(self, batch: Batch) -> asyncio.Future[Appended]:
+        """Append a batch."""
+        return self._manager.publish(batch)
 
 
-class Bridge:
-    """``offer`` may be called from any one thread; everything else belongs to the event loop.
+class LogAvailability:
+    """Whether the log can store, as a topic writer finds out. Belongs to the event loop."""
 
-    Appended by producer and sequence: a retry after a failure stores nothing twice, and a kernel that uses a message
-    id again loses nothing. ``create_topic`` is called if the topic was deleted: the kernel lives on, and so does it.
+    def __init__(self) -> None:
+        self.error: LogUnavailable | None = None
+        """Why the log cannot store now; None if it can, as far as is known."""
+        self._lost = asyncio.Event()
+
+    def mark_unavailable(self, error: LogUnavailable) -> None:
+        """Note that the log refused a batch because it cannot store now."""
+        self.error = error
+        self._lost.set()
+
+    def mark_available(self) -> bool:
+        """Note that the log stored a batch; returns whether it could not before."""
+        if self.error is None:
+            return False
+        self.error = None
+        self._lost.clear()
+        return True
+
+    def check(self) -> None:
+        """Raise ``LogUnavailable`` while the log cannot store."""
+        if self.error is not None:
+            raise LogUnavailable(self.error.message, **self.error.data)
+
+    async def wait_for(self, work: asyncio.Future[Any], within_s: float | None = None) -> bool:
+        """Wait for work that needs the log, but not for a log that cannot store; returns whether the work is done."""
+        lost = asyncio.ensure_future(self._lost.wait())
+        try:
+            await asyncio.wait({work, lost}, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            lost.cancel()
+        return work.done()
+
+
+class TopicWriter:
+    """``offer`` and ``offer_draft`` may be called by any one thread; everything else belongs to the event loop.
+
+    Batches have a producer and a sequence number: a retry after a failure stores nothing twice, and a kernel that
+    uses a message id again loses nothing. If the topic is deleted while its kernel lives it is created again, unless
+    ``recreates`` is false: then the writer fails.
     """
 
-    def __init__(
-        self,
-        publish: Publish,
-        topic: str,
-        kernel_id: str,
-        *,
-        bytes_max: int,
-        create_topic: Callable[[], Awaitable[object]] | None = None,
-    ) -> None:
-        self.topic = topic
-        self.kernel_id = kernel_id
-        self.overflowed = False
-        self.on_missed: Callable[[int], None] | None = None
-        """Told how many messages were offered in vain, when it takes them again."""
-        self._missed = 0
-        self._create_topic = create_topic
-        self._publish = publish
-        self._bytes_max = bytes_max
+    def __init__(self, topic: Topic, *, bytes_max: int, recreates: bool = True) -> None:
+        self.topic = topic.name
+        self.kernel_id = topic.kernel_id
+        self.availability = LogAvailability()
+        self._topic = topic
+        self._recreates = recreates
+        self._buffer = DraftBuffer(bytes_max)
         self._loop = asyncio.get_running_loop()
-        self._lock = threading.Lock()
-        self._waiting: deque[Waiting] = deque()
-        self._waiting_bytes = 0
-        self._scheduled = False
+        # Set by the offering thread, so that it wakes the loop once, not once for each batch.
+        self._is_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
-        # Of its own: the sequence of a bridge before this one is not known here.
+        self._append_task: asyncio.Task[None] | None = None
+        # Unique, because the sequence of an earlier writer of this topic is not known here.
         self._producer = f"kernel-{secrets.token_hex(8)}"
         self._sequence = 0
-        self._pump_task: asyncio.Task[None] | None = None
-        self._closed = False
+        self._is_closed = False
         self._error: Exception | None = None
-        self._unwell: LogUnavailable | None = None
-        # Set while the log cannot store.
-        self._trouble = asyncio.Event()
-        self._complaint = LogThrottle(WARN_EVERY_S)
-        self._overflow = LogThrottle(WARN_EVERY_S)
+        self._retry_throttle = LogThrottle(WARN_EVERY_S)
+        self._full_throttle = LogThrottle(WARN_EVERY_S)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether messages are refused now."""
+        return self._buffer.is_full
 
     @property
     def buffered_bytes(self) -> int:
-        return self._waiting_bytes
+        return self._buffer.size_bytes
 
-    @property
-    def unwell(self) -> LogUnavailable | None:
-        """Why the log cannot store now; None if it can, as far as is known."""
-        return self._unwell
-
-    def check_well(self) -> None:
-        """Raises ``LogUnavailable`` while the log cannot store."""
-        if self._unwell is not None:
-            raise LogUnavailable(self._unwell.message, **self._unwell.data)
-
-    async def done_or_unwell(self, work: asyncio.Future[Any], within_s: float | None = None) -> bool:
-        """Wait for something that needs the log, but not for a log that cannot store; says whether it is done."""
-        trouble = asyncio.ensure_future(self._trouble.wait())
-        try:
-            await asyncio.wait({work, trouble}, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            trouble.cancel()
-        return work.done()
-
-    async def stored(self, committed: asyncio.Future[int]) -> int:
-        """The offset of what was put, once it is committed; ``LogUnavailable`` as soon as the log cannot store.
-
-        What was put stays in line all the same, and is stored when the log can.
-        """
-        if await self.done_or_unwell(committed, STORE_WITHIN_S):
-            return committed.result()
-        self.check_well()
-        raise LogUnavailable(
-            f"the log did not store a record within {STORE_WITHIN_S:g} s; retry", topic=self.topic
-        )
-
-    # In
+    # In one thread, usually that of IOPub
 
     def offer(self, messages: Sequence[KernelMessage]) -> bool:
-        """Messages from IOPub. False once closed."""
-        if self._closed:
+        """Buffer messages of the kernel, as a subscriber of its broker. False once closed."""
+        if self._is_closed:
             return False
-        if self._misses(messages):
+        if self._buffer.refuse_if_full(len(messages)):
             return True
-        waiting = [Waiting(self._draft(message)) for message in messages]
-        with self._lock:
-            self._waiting.extend(waiting)
-            self._waiting_bytes += sum([entry.size_bytes for entry in waiting])
-            self.overflowed = self._waiting_bytes > self._bytes_max
-        if self.overflowed and self._overflow.allow():
-            logger.warning("%s: more than %d bytes wait for the log", self.topic, self._bytes_max)
+        self._buffer.extend([PendingDraft(self._encode(message)) for message in messages])
+        if self._buffer.is_full and self._full_throttle.allow():
+            logger.warning("%s: more than %d bytes wait for the log", self.topic, self._buffer.bytes_max)
         self._wake()
         return True
 
-    def _draft(self, message: KernelMessage) -> Draft:
+    def offer_draft(self, draft: Draft) -> None:
+        """Buffer a record of the server: it precedes the messages that this thread offers next."""
+        if not self._is_closed:
+            self._buffer.add(PendingDraft(draft))
+            self._wake()
+
+    def _encode(self, message: KernelMessage) -> Draft:
         try:
             return to_draft(message, self.kernel_id, channel_of(message.msg_type))
-        except Exception:  # a bug on one message may not end the kernel's way into the log
+        except Exception:  # a bug on one message must not stop the messages behind it
             logger.exception("%s: a %s message cannot be stored", self.topic, message.msg_type)
             return event_draft(
                 self.kernel_id,
@@ -156,175 +177,153 @@ class Bridge:
                 reason=f"a {message.msg_type} message could not be stored",
             )
 
-    def _misses(self, messages: Sequence[KernelMessage]) -> bool:
-        with self._lock:
-            if self.overflowed:
-                self._missed += len(messages)
-            return self.overflowed
-
-    def tell(self, draft: Draft) -> None:
-        """A record of our own, from the thread that offers: it stands before what is offered next."""
-        if self._closed:
+    def _wake(self) -> None:
+        if self._is_scheduled:
             return
-        entry = Waiting(draft)
-        with self._lock:
-            self._waiting.append(entry)
-            self._waiting_bytes += entry.size_bytes
-        self._wake()
+        self._is_scheduled = True
+        try:
+            self._loop.call_soon_threadsafe(self._start_soon)
+        except RuntimeError:
+            self._is_closed = True  # the loop is closed
 
-    def put(self, draft: Draft, *, is_urgent: bool = True) -> asyncio.Future[int]:
-        """A record of our own; the future has its offset when it is committed, or says why it cannot be.
+    # On the event loop
 
-        One that is not urgent may wait a moment for more to come.
+    def append(self, draft: Draft, *, is_urgent: bool = True) -> asyncio.Future[int]:
+        """Append a record of the server; the future has its offset once it is committed, or the error.
+
+        One that is not urgent may wait a moment, to share a commit with the next.
         """
-        future: asyncio.Future[int] = self._loop.create_future()
-        entry = Waiting(draft, future)
+        committed: asyncio.Future[int] = self._loop.create_future()
+        entry = PendingDraft(draft, committed)
         if self._error is not None:
-            _refuse([entry], self._error)
-            return future
-        with self._lock:
-            self._waiting.append(entry)
-            self._waiting_bytes += entry.size_bytes
+            _fail_all([entry], self._error)
+            return committed
+        self._buffer.add(entry)
         if is_urgent:
             self._start()
         else:
-            self._gather()
-        return future
+            self._start_soon()
+        return committed
 
-    # Out
+    def append_gap(self, count: int | None, reason: str) -> None:
+        """Append and log that so many messages are missing before the next; None if the number is not known."""
+        self.append(self.encode_gap(count, reason))
+
+    def encode_gap(self, count: int | None, reason: str) -> Draft:
+        """Encode the record of a gap, and log it. Any thread may call this."""
+        logger.warning("%s: %s messages are missing: %s", self.topic, count or "some", reason)
+        return gap_draft(self.kernel_id, count, reason)
+
+    async def wait_committed(self, committed: asyncio.Future[int]) -> int:
+        """Return the offset of a record once it is committed; ``LogUnavailable`` as soon as the log cannot store.
+
+        The record stays in the buffer after this error, and is stored when the log can.
+        """
+        if await self.availability.wait_for(committed, STORE_WITHIN_S):
+            return committed.result()
+        self.availability.check()
+        raise LogUnavailable(
+            f"the log did not store a record within {STORE_WITHIN_S:g} s; retry", topic=self.topic
+        )
 
     async def flush(self) -> None:
-        """Returns when everything taken so far is committed."""
-        # What a thread has offered may not have been looked at yet.
+        """Wait until everything buffered so far is committed."""
+        # The timer, or the call from the offering thread, may not have run yet.
         self._start()
-        while self._pump_task is not None:
-            await asyncio.wait({self._pump_task})
+        while self._append_task is not None:
+            await asyncio.wait({self._append_task})
 
     def check(self) -> None:
-        """Raises the error for which the log refused something, if it did."""
+        """Raise the error with which the log refused a batch for good, if it did."""
         if self._error is not None:
             raise self._error
 
     async def close(self) -> None:
-        """Commit what was taken, and take nothing more."""
-        self._closed = True
+        """Refuse everything from now on, and commit what is buffered."""
+        self._is_closed = True
         await self.flush()
 
-    def abandon(self) -> None:
-        """Stop at once, for a log that cannot store any more."""
-        # Forgotten here: a task that is cancelled before its first step never comes to its own ``finally``.
-        pump, self._pump_task = self._pump_task, None
-        if pump is not None:
-            pump.cancel()
-        self._fail(LogUnavailable(f"{self.topic} was given up: the log did not store it in time"), [])
+    def cancel(self) -> None:
+        """Stop at once, because the log did not store in time: what is buffered fails."""
+        # Cleared here, because a task that is cancelled before its first step never runs its ``finally``.
+        task, self._append_task = self._append_task, None
+        if task is not None:
+            task.cancel()
+        self._fail(
+            LogUnavailable(f"writing {self.topic} was cancelled: the log did not store it in time"), []
+        )
 
-    def _wake(self) -> None:
-        if self._scheduled:
-            return
-        self._scheduled = True
-        try:
-            self._loop.call_soon_threadsafe(self._gather)
-        except RuntimeError:
-            self._closed = True  # the loop is gone
-
-    def _gather(self) -> None:
-        """Begin in a moment: the messages of a small cell come in a few milliseconds, and can share a commit."""
-        self._scheduled = False
-        if self._pump_task is None and self._timer is None:
+    def _start_soon(self) -> None:
+        """Start in a moment: the messages of a small cell arrive within milliseconds, and can share a commit."""
+        self._is_scheduled = False
+        if self._append_task is None and self._timer is None:
             self._timer = self._loop.call_later(GATHER_S, self._start)
 
     def _start(self) -> None:
-        self._scheduled = False
+        self._is_scheduled = False
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._pump_task is None and self._waiting:
-            self._pump_task = self._loop.create_task(self._pump())
+        if self._append_task is None and self._buffer:
+            self._append_task = self._loop.create_task(self._append_all())
 
-    async def _pump(self) -> None:
-        batch: list[Waiting] = []
+    async def _append_all(self) -> None:
+        batch: list[PendingDraft] = []
         try:
-            while batch := self._take():
+            while batch := self._buffer.pop_batch():
                 appended = await self._append([entry.draft for entry in batch])
                 for entry, offset in zip(batch, appended.offsets, strict=True):
-                    if entry.future is not None and not entry.future.done():
-                        entry.future.set_result(offset)
-                self._recover()
+                    if entry.committed is not None and not entry.committed.done():
+                        entry.committed.set_result(offset)
+                if refused := self._buffer.reopen():
+                    self.append_gap(refused, "the log was too slow, and this kernel has no spool")
         except asyncio.CancelledError:
-            _refuse(batch, LogUnavailable(f"{self.topic} was given up"))
+            _fail_all(batch, LogUnavailable(f"writing {self.topic} was cancelled"))
             raise
-        except Exception as error:  # whatever it is: those who wait must hear of it
+        except Exception as error:  # whatever it is: callers wait for these records
             self._fail(error, batch)
         finally:
-            self._pump_task = None
-
-    def _take(self) -> list[Waiting]:
-        taken: list[Waiting] = []
-        size = 0
-        with self._lock:
-            while self._waiting and len(taken) < BATCH_RECORDS_MAX and size < BATCH_BYTES_MAX:
-                entry = self._waiting.popleft()
-                size += entry.size_bytes
-                taken.append(entry)
-            self._waiting_bytes -= size
-        return taken
-
-    def _recover(self) -> None:
-        with self._lock:
-            if not self.overflowed or self._waiting_bytes > self._bytes_max // 2:
-                return
-            missed, self._missed = self._missed, 0
-            self.overflowed = False
-        if missed and self.on_missed is not None:
-            self.on_missed(missed)
+            self._append_task = None
 
     async def _append(self, drafts: Sequence[Draft]) -> Appended:
-        """Until it is stored: the same batch again and again while the log is unwell."""
+        """Append one batch, and retry the same one until the log has stored it."""
         self._sequence += 1
         batch = Batch(self.topic, drafts, producer=self._producer, sequence=self._sequence)
         while True:
             try:
-                appended = await self._publish(batch)
-                self._recovered()
-                return appended
+                appended = await self._topic.publish(batch)
             except TopicNotFound:
-                if self._create_topic is None:
+                if not self._recreates:
                     raise
-                logger.warning("%s was deleted while its kernel lives: it is made anew", self.topic)
+                logger.warning("%s was deleted while its kernel runs: creating it again", self.topic)
                 try:
-                    await self._create_topic()
+                    await self._topic.create()
                 except LogUnavailable as error:
-                    await self._retry_later(error)
+                    await self._wait_to_retry(error)
             except LogUnavailable as error:
-                await self._retry_later(error)
+                await self._wait_to_retry(error)
+            else:
+                if self.availability.mark_available():
+                    logger.info("%s: the log stores again", self.topic)
+                return appended
 
-    async def _retry_later(self, error: LogUnavailable) -> None:
-        self._unwell = error
-        self._trouble.set()
-        if self._complaint.allow():
-            logger.warning("%s: cannot be stored now, retrying: %s", self.topic, error)
+    async def _wait_to_retry(self, error: LogUnavailable) -> None:
+        self.availability.mark_unavailable(error)
+        if self._retry_throttle.allow():
+            logger.warning("%s: the log cannot store now, retrying: %s", self.topic, error)
         await asyncio.sleep(RETRY_AFTER_S)
 
-    def _recovered(self) -> None:
-        if self._unwell is not None:
-            self._unwell = None
-            self._trouble.clear()
-            logger.info("%s: is stored again", self.topic)
-
-    def _fail(self, error: Exception, batch: Sequence[Waiting]) -> None:
-        """The log refuses the batch: there is nowhere to put anything."""
-        logger.error("%s: nothing more can be kept: %s", self.topic, error)
-        self._closed = True
+    def _fail(self, error: Exception, batch: Sequence[PendingDraft]) -> None:
+        """The log refuses the batch for good: everything else fails as well."""
+        logger.error("%s: nothing more can be stored: %s", self.topic, error)
+        self._is_closed = True
         self._error = error
-        with self._lock:
-            left, self._waiting = list(self._waiting), deque()
-            self._waiting_bytes = 0
-        _refuse([*batch, *left], error)
+        _fail_all([*batch, *self._buffer.clear()], error)
 
 
-def _refuse(entries: Sequence[Waiting], error: Exception) -> None:
+def _fail_all(entries: Sequence[PendingDraft], error: Exception) -> None:
     for entry in entries:
-        if entry.future is not None and not entry.future.done():
-            entry.future.set_exception(error)
-            # Not everybody who puts something asks what became of it.
-            entry.future.exception()
+        if entry.committed is not None and not entry.committed.done():
+            entry.committed.set_exception(error)
+            # Read it once: asyncio would log the exceptions of futures that no caller awaits.
+            entry.committed.exception()

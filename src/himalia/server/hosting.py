@@ -243,7 +243,7 @@ class Hosting:
         either: set[asyncio.Future[Any]] = {request.closed, self._ended}
         while not (await asyncio.wait(either, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED))[0]:
             if request.status is not None:
-                kernel.bridge.check_well()
+                kernel.topic_writer.availability.check()
         if not request.closed.done():
             raise ShuttingDown(
                 f"the server is shutting down while request {request.id} goes on; ask for its result later",

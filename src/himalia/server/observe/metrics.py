@@ -156,7 +156,7 @@ class Metrics(Collector):
             (
                 "buffered_bytes",
                 "Bytes of kernels that wait for the log",
-                sum(k.bridge.buffered_bytes for k in kernels),
+                sum(k.topic_writer.buffered_bytes for k in kernels),
             ),
         ):
             yield GaugeMetricFamily(f"himalia_kernel_{name}", help, value)
