@@ -13,15 +13,10 @@ import msgspec
 from himalia.client.events import Outgoing
 from himalia.errors import BadRequest
 from himalia.ndjson import split_lines
+from himalia.protocol.models import IncomingMessage
 
 CHUNK_BYTES = 1 << 16
 CHUNKS_AHEAD = 4
-
-
-class _Envelope(msgspec.Struct):
-    payload: msgspec.Raw
-    id: str | None = None
-    headers: dict[str, str] | None = None
 
 
 class Lines:
@@ -77,7 +72,7 @@ class Lines:
         msgspec.json.decode(line)
         if not self._envelope:
             return Outgoing(msgspec.Raw(line), headers=self._headers)
-        found = msgspec.json.decode(line, type=_Envelope)
+        found = msgspec.json.decode(line, type=IncomingMessage)
         return Outgoing(found.payload, found.id, {**(found.headers or {}), **self._headers})
 
 

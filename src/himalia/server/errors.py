@@ -11,15 +11,16 @@ from http import HTTPStatus
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.routing import compile_path
 
 from himalia.errors import BadRequest, ErrorCode, HimaliaError, InternalError
-from himalia.protocol import truncate_error
+from himalia.protocol import ErrorBody, models, truncate_error
 from himalia.server.http.security_headers import TRANSPORT_SECURITY, demands_tls, security_headers
 from himalia.server.rest.reference import api_document
+from himalia.server.rest.schema import json_response
 
 logger = logging.getLogger("himalia.server")
 
@@ -59,7 +60,7 @@ STATUS = {
 }
 
 
-def error_response(error: HimaliaError, path: str = "") -> JSONResponse:
+def error_response(error: HimaliaError, path: str = "") -> Response:
     """The answer to a request for ``path`` that failed."""
     status = STATUS.get(error.code, 500)
     headers = security_headers()  # here too, because a bug's answer passes no middleware
@@ -67,20 +68,18 @@ def error_response(error: HimaliaError, path: str = "") -> JSONResponse:
         headers["WWW-Authenticate"] = "Bearer"
     if status in (429, 503):
         headers["Retry-After"] = str(max(1, math.ceil(error.data.get("retry_after_s", 1))))
-    return JSONResponse(_body(path, error.code, error.message), status, headers)
+    return json_response(_body(path, error.code, error.message), status, headers)
 
 
-def nothing_there(path: str) -> JSONResponse:
+def nothing_there(path: str) -> Response:
     """The answer to whoever looks for something that is not there."""
-    return JSONResponse(_body(path, "NOT_FOUND", f"there is nothing at {path}; see /docs"), 404)
+    return json_response(_body(path, "NOT_FOUND", f"there is nothing at {path}; see /docs"), 404)
 
 
-def _body(path: str, code: str, message: str) -> dict[str, object]:
+def _body(path: str, code: str, message: str) -> models.ErrorResponse:
     message = truncate_error(message)
-    body: dict[str, object] = {"error": {"code": code, "message": message}}
-    if path.startswith("/api/"):
-        body |= {"message": message, "reason": None}
-    return body
+    error = ErrorBody(code, message)
+    return models.KernelError(error, message) if path.startswith("/api/") else models.ErrorResponse(error)
 
 
 def install(app: FastAPI) -> None:
@@ -92,13 +91,13 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _on_bug)
 
 
-async def _on_himalia_error(request: Request, error: Exception) -> JSONResponse:
+async def _on_himalia_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HimaliaError)
     request.app.state.context.metrics.count_error(error.code)
     return error_response(error, request.url.path)
 
 
-async def _on_invalid_request(request: Request, error: Exception) -> JSONResponse:
+async def _on_invalid_request(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     problems = error.errors()
     told = [
@@ -110,7 +109,7 @@ async def _on_invalid_request(request: Request, error: Exception) -> JSONRespons
     return await _on_himalia_error(request, BadRequest("; ".join(told)))
 
 
-async def _on_http_exception(request: Request, error: Exception) -> JSONResponse:
+async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 400:  # FastAPI could not read the body, for a reason of ours or of the body's own
         cause = error.__cause__
@@ -122,7 +121,7 @@ async def _on_http_exception(request: Request, error: Exception) -> JSONResponse
     headers = dict(error.headers or {})
     if error.status_code == 405 and (allowed := await _allowed_methods(request)):
         headers["Allow"] = allowed
-    return JSONResponse(body, error.status_code, headers)
+    return json_response(body, error.status_code, headers)
 
 
 async def _allowed_methods(request: Request) -> str:
@@ -136,12 +135,12 @@ async def _allowed_methods(request: Request) -> str:
     return ", ".join(sorted(method.upper() for methods in found for method in methods))
 
 
-async def _on_disconnect(request: Request, error: Exception) -> JSONResponse:
+async def _on_disconnect(request: Request, error: Exception) -> Response:
     """The client went away in the middle of its body; nobody reads this answer."""
     return error_response(BadRequest("the body ended too early"), request.url.path)
 
 
-async def _on_bug(request: Request, error: Exception) -> JSONResponse:
+async def _on_bug(request: Request, error: Exception) -> Response:
     principal = request.scope.get("state", {}).get("principal")
     caller = principal.name if principal is not None else "unknown"
     what = request.method, request.url.path, caller

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, NamedTuple
 import msgspec
 
 from himalia.errors import ErrorCode, HimaliaError
+from himalia.protocol import ErrorBody
 from himalia.protocol.models import TableList, TableRows
 from himalia.tables.result import Result, rows_of
 from himalia.tables.tables import Tables
@@ -52,18 +53,11 @@ class Question(msgspec.Struct, frozen=True):
 
 
 class Head(msgspec.Struct, frozen=True):
-    """What comes before a body. The body of one that is not ``ok`` is a ``Told``. After the last the process ends."""
+    """The line before a body. If not ``ok``, the body is an ``ErrorBody``. The process exits after the last one."""
 
     ok: bool
     bytes: int
     is_last: bool = False
-
-
-class Told(msgspec.Struct, frozen=True):
-    """What went wrong."""
-
-    code: str
-    message: str
 
 
 def answer(question: Question) -> bytes:
@@ -155,15 +149,15 @@ def _respond(line: bytes, sink: BinaryIO, at_rest: int) -> bool:
         signal.setitimer(signal.ITIMER_REAL, question.time_s + 5)
         body = answer(question)
     except HimaliaError as error:
-        ok, body = False, msgspec.json.encode(Told(error.code, error.message))
+        ok, body = False, msgspec.json.encode(ErrorBody(error.code, error.message))
     except MemoryError:
-        told = Told(
+        told = ErrorBody(
             ErrorCode.QUERY_TOO_LARGE, "the query needs more memory than it may have; ask for fewer rows"
         )
         ok, body = False, msgspec.json.encode(told)
     except Exception:
         logger.exception("reading tables failed")
-        told = Told(ErrorCode.INTERNAL, "reading tables failed; the server's log says why")
+        told = ErrorBody(ErrorCode.INTERNAL, "reading tables failed; the server's log says why")
         ok, body = False, msgspec.json.encode(told)
     signal.setitimer(signal.ITIMER_REAL, 0)
     memory = process_memory()

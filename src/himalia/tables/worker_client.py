@@ -12,7 +12,8 @@ from contextlib import suppress
 import msgspec
 
 from himalia.errors import HimaliaError, InternalError, QueryTooLarge
-from himalia.tables.worker import THREADS_MAX, Head, Question, Told
+from himalia.protocol import ErrorBody
+from himalia.tables.worker import THREADS_MAX, Head, Question
 
 COMMAND = [sys.executable, "-P", "-m", "himalia.tables.worker"]
 ENVIRONMENT = {"TOKIO_WORKER_THREADS": str(THREADS_MAX), "RUST_BACKTRACE": "0"}
@@ -37,7 +38,7 @@ class QueryProcess:
         if head.is_last:
             self._ended()
         if not head.ok:
-            told = msgspec.json.decode(body, type=Told)
+            told = msgspec.json.decode(body, type=ErrorBody)
             raise HimaliaError.from_code(told.code, told.message)
         return body
 

@@ -13,7 +13,7 @@ import typer
 
 from himalia.cli.options import Json, Token, Url, connect, make_app, run
 from himalia.cli.stdin_messages import Lines
-from himalia.cli.terminal.output import print_json, write_line
+from himalia.cli.terminal.output import PublishedRange, print_json, write_line
 from himalia.client.events import Published
 from himalia.errors import BadRequest, HimaliaError
 
@@ -166,7 +166,7 @@ def _summarize(
 ) -> None:
     offsets = (first.offset, last.offset) if first and last else (None, None)
     if json:
-        print_json({"topic": topic, "count": count, "first": offsets[0], "last": offsets[1]})
+        print_json(PublishedRange(topic, count, *offsets))
     elif count == 0:
         write_line(f"{topic} nothing")
     else:

@@ -8,7 +8,7 @@ import typer
 
 from himalia.cli.options import Json, Token, Url, connect, make_app, run
 from himalia.cli.terminal.output import print_json, print_table, printable, write_line
-from himalia.protocol.models import SessionSummary
+from himalia.protocol.models import RevokedResponse, SessionSummary
 
 app = make_app()
 
@@ -83,6 +83,6 @@ def revoke_sessions(
 
     count = run(revoke())
     if json:
-        print_json({"status": "revoked", "count": count})
+        print_json(RevokedResponse(count=count))
     else:
         write_line(f"revoked {count} session{'' if count == 1 else 's'}")

@@ -12,7 +12,7 @@ from himalia.cli.options import Json, Token, Url, connect, make_app, run
 from himalia.cli.terminal.output import print_json, print_table, write_line
 from himalia.cli.terminal.units import parse_duration, parse_size, show_duration, show_size
 from himalia.errors import HimaliaError, TopicNotFound
-from himalia.protocol.models import TopicSummary
+from himalia.protocol.models import DeleteTopicResponse, TopicSummary
 from himalia.record import Retention
 
 app = make_app()
@@ -151,7 +151,7 @@ def delete_topic(
 
     run(delete())
     if json:
-        print_json({"status": "deleted", "topic": name})
+        print_json(DeleteTopicResponse(topic=name))
     else:
         write_line(f"deleted {name}")
 

@@ -112,6 +112,15 @@ def make_table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str
     return table
 
 
+class PublishedRange(msgspec.Struct, frozen=True):
+    """What a command published: how many messages, and the offsets of the first and the last one."""
+
+    topic: str
+    count: int
+    first: int | None
+    last: int | None
+
+
 class _Line(msgspec.Struct):
     """A record as one JSON object; ``himalia publish --envelope`` takes it as it is."""
 

@@ -45,7 +45,7 @@ from himalia.protocol.models.server import (
     SubscriberStats,
     TopicStats,
 )
-from himalia.protocol.models.tables import TableColumn, TableList, TableRows, TableSummary
+from himalia.protocol.models.tables import PipelinePositions, TableColumn, TableList, TableRows, TableSummary
 from himalia.protocol.models.topics import (
     CreateTopicRequest,
     CreateTopicResponse,
@@ -84,6 +84,7 @@ __all__ = [
     "KernelState",
     "LastMinute",
     "MessagesResponse",
+    "PipelinePositions",
     "ProofResponse",
     "PubSubStats",
     "PublishResponse",

@@ -1,4 +1,4 @@
-"""Tables of the pipeline and their rows."""
+"""Tables of the pipeline, their rows, and how far the pipeline has read."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
+
+from himalia.record import Position
 
 
 class TableColumn(msgspec.Struct, frozen=True):
@@ -38,3 +40,9 @@ class TableRows(msgspec.Struct, frozen=True):
     columns: list[str]
     rows: Annotated[list[dict[str, Any]], Meta(description="Each a dictionary; times are ISO 8601, UTC.")]
     truncated: Annotated[bool, Meta(description="Whether there are more rows.")]
+
+
+class PipelinePositions(msgspec.Struct, frozen=True):
+    """The newest record of ``pipeline.positions``: how far the pipeline has read, by topic."""
+
+    positions: dict[str, Position]

@@ -8,7 +8,6 @@ they move.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from http import HTTPStatus
 from typing import Any, NoReturn
@@ -17,6 +16,8 @@ from urllib.parse import unquote
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from himalia.protocol import ErrorBody, encode
+from himalia.protocol.models import ErrorResponse
 from himalia.pubsub.turns import Turns
 from himalia.server.http.admission import STATE_KEY, Admitted
 from himalia.server.http.security_headers import security_headers, with_transport_security
@@ -46,7 +47,7 @@ STALL_LOOKS = 10
 
 def plain_answer(status: int, code: str, message: str) -> bytes:
     """A whole answer, for where no application is asked."""
-    body = json.dumps({"error": {"code": code, "message": message}}).encode()
+    body = encode(ErrorResponse(ErrorBody(code, message)))
     headers = {
         "content-type": "application/json",
         "content-length": str(len(body)),

@@ -9,6 +9,7 @@ import msgspec
 
 from himalia.errors import HimaliaError, TopicNotFound
 from himalia.log.api import Log
+from himalia.protocol.models import PipelinePositions
 from himalia.record import Position
 from himalia.topics import PIPELINE_POSITIONS_TOPIC
 
@@ -17,13 +18,7 @@ logger = logging.getLogger("himalia.server")
 LOOK_EVERY_S = 2.0
 
 
-class _Told(msgspec.Struct):
-    """The newest record holds all positions, so nothing older has to be read."""
-
-    positions: dict[str, Position]
-
-
-_decode = msgspec.json.Decoder(_Told).decode
+_decode = msgspec.json.Decoder(PipelinePositions).decode
 
 
 class PipelineReading:

@@ -9,6 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from himalia.errors import HimaliaError, QueryTooLarge, RateLimited, ShuttingDown, WarehouseNotFound
+from himalia.protocol import encode
+from himalia.protocol.models import TableList
 from himalia.server.identity import Principal
 from himalia.tables.tables import Tables
 from himalia.tables.worker import Question
@@ -105,7 +107,7 @@ class QueryPool:
         try:
             return await self._wait(self._listing)
         except WarehouseNotFound:
-            return b'{"tables":[]}'
+            return encode(TableList([]))
 
     async def read(
         self,

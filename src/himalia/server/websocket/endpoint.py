@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 
 from starlette.datastructures import Headers
-from starlette.responses import JSONResponse
+from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from himalia.errors import HimaliaError
@@ -45,7 +45,7 @@ async def refuse_other_paths(websocket: WebSocket) -> None:
     await _deny(websocket, nothing_there(websocket.url.path), "NOT_FOUND")
 
 
-async def _deny(websocket: WebSocket, response: JSONResponse, code: str) -> None:
+async def _deny(websocket: WebSocket, response: Response, code: str) -> None:
     try:
         await websocket.send_denial_response(response)
     except RuntimeError:  # a server without that extension closes before accepting, which is a plain 403

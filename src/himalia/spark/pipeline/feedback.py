@@ -16,7 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from himalia.errors import HimaliaError, TopicNotFound, Unauthorized
-from himalia.record import Position
+from himalia.protocol.models import PipelinePositions
+from himalia.record import Position, Retention
 from himalia.retry import TRANSIENT_ERRORS
 from himalia.spark.pipeline.server_client import ServerClient
 from himalia.topics import PIPELINE_POSITIONS_TOPIC
@@ -24,7 +25,7 @@ from himalia.topics import PIPELINE_POSITIONS_TOPIC
 logger = logging.getLogger("himalia.spark")
 
 POSITIONS_BYTES_MAX = 900_000
-POSITIONS_KEPT = {"count": 10}
+POSITIONS_KEPT = Retention(count=10)
 BODY_ROWS = 1_000
 BODY_BYTES_MAX = 8 << 20
 BODIES_MAX = 10_000
@@ -141,6 +142,6 @@ def _bodies(payloads: Iterable[bytes]) -> Iterator[list[bytes]]:
 def _positions_payload(positions: Mapping[str, Position]) -> bytes:
     """Encode all positions, or as many as fit into a message."""
     included = dict(positions)
-    while len(encoded := msgspec.json.encode({"positions": included})) > POSITIONS_BYTES_MAX:
+    while len(encoded := msgspec.json.encode(PipelinePositions(included))) > POSITIONS_BYTES_MAX:
         included = dict(islice(included.items(), len(included) * 3 // 4))
     return encoded

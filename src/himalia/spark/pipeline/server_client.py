@@ -9,6 +9,8 @@ import msgspec
 
 from himalia.client.discovery import ServerLocator
 from himalia.errors import ConnectionFailed, TopicExists
+from himalia.protocol.models import CreateTopicRequest
+from himalia.record import Retention
 from himalia.spark.connector.address import ServerAddress
 from himalia.spark.connector.http import ServerConnection
 from himalia.spark.connector.planning import TopicExtent
@@ -37,11 +39,11 @@ class ServerClient:
         """Return every topic that the token may see."""
         return list(self._call(list_topics).values())
 
-    def create_topic(self, name: str, retention: Mapping[str, Any] | None = None) -> None:
+    def create_topic(self, name: str, retention: Retention | None = None) -> None:
         """Create a topic unless it exists."""
-        body = {"name": name} if retention is None else {"name": name, "retention": retention}
+        body = msgspec.json.encode(CreateTopicRequest(name=name, retention=retention))
         try:
-            self._post("/topics", msgspec.json.encode(body), JSON)
+            self._post("/topics", body, JSON)
         except TopicExists:
             pass
 

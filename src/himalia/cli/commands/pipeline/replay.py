@@ -17,7 +17,7 @@ import msgspec
 import typer
 
 from himalia.cli.options import Json, Token, Url, WarehouseOption, connect, make_app, run, warehouse_path
-from himalia.cli.terminal.output import print_json, write_line
+from himalia.cli.terminal.output import PublishedRange, print_json, write_line
 from himalia.cli.terminal.tables import asking
 from himalia.errors import HimaliaError
 from himalia.topics import check_name
@@ -179,7 +179,7 @@ class _Replay:
     def summarize(self, topic: str, *, json: bool) -> None:
         first, last = (self._first.offset, self._last.offset) if self._first and self._last else (None, None)
         if json:
-            print_json({"topic": topic, "count": self.count, "first": first, "last": last})
+            print_json(PublishedRange(topic, self.count, first, last))
         elif self.count == 0:
             write_line(f"{topic} nothing: no message fits")
         else:
