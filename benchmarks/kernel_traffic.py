@@ -8,7 +8,7 @@ A few print thousands of lines, some print after their end, some kernels have an
 import json
 from collections.abc import Iterable, Iterator
 from heapq import merge
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from himalia.record import Draft, format_ts
 from himalia.spark.connector.read import ARROW_SCHEMA
-from himalia.spark.transforms.messages import COLUMNS, rows_of
+from himalia.spark.transforms.messages import rows_of
 
 START_US = 1_790_000_000_000_000
 EPOCH = "0123456789abcdef"
@@ -54,19 +54,26 @@ def drafts_by_topic(messages: Iterable[Message]) -> dict[str, list[Draft]]:
 
 
 def write_parquet(path: Path, messages: Iterable[Message]) -> int:
-    """Write them as rows of the table ``messages``; returns their number."""
-    offsets: dict[str, int] = {}
+    """Write messages as rows of the table ``messages``; return their number."""
+    batches = _row_batches(messages)
+    first = next(batches)
     written = 0
-    source = iter(messages)
-    with pq.ParquetWriter(path, COLUMNS, compression="zstd") as writer:
-        while chunk := list(islice(source, CHUNK)):
-            numbers = []
-            for message in chunk:
-                numbers.append(offsets.get(message.topic, 0))
-                offsets[message.topic] = numbers[-1] + 1
-            writer.write_batch(rows_of(_records(chunk, numbers), pa.repeat(EPOCH, len(chunk))))
-            written += len(chunk)
+    with pq.ParquetWriter(path, first.schema, compression="zstd") as writer:
+        for batch in chain([first], batches):
+            writer.write_batch(batch)
+            written += batch.num_rows
     return written
+
+
+def _row_batches(messages: Iterable[Message]) -> Iterator[pa.RecordBatch]:
+    offsets: dict[str, int] = {}
+    source = iter(messages)
+    while chunk := list(islice(source, CHUNK)):
+        numbers = []
+        for message in chunk:
+            numbers.append(offsets.get(message.topic, 0))
+            offsets[message.topic] = numbers[-1] + 1
+        yield rows_of(_records(chunk, numbers), pa.repeat(EPOCH, len(chunk)))
 
 
 def _records(chunk: list[Message], offsets: list[int]) -> Any:

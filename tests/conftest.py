@@ -8,11 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from tests.servers import RunningServer, start_server
 
 ARCHIVE = Path(__file__).parents[1] / ".venv" / "spark.jsa"
 """What ``tests.spark.class_archive`` writes."""
+
+# The time of one example says nothing on a busy machine: tests have deadlines of their own.
+settings.register_profile("himalia", deadline=None)
+settings.load_profile("himalia")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -1,10 +1,11 @@
-"""``python -m tests.docs.table_columns``: write the column tables of docs/tables.md from ``himalia.tables.catalog``."""
+"""``python -m tests.docs.table_columns``: write the column tables of docs/tables.md from the schemas in the code."""
 
 from __future__ import annotations
 
 import re
 
-from himalia.tables.catalog import CATALOG, TableSchema
+from himalia.spark.pipeline.warehouse import TABLES
+from himalia.tables.catalog import TableSchema
 from tests.docs.markdown import DOCS
 
 GUIDE = DOCS / "tables.md"
@@ -12,14 +13,14 @@ GUIDE = DOCS / "tables.md"
 
 def with_columns(guide: str) -> str:
     """Return the guide with the sections of all tables replaced by generated ones."""
-    for schema in CATALOG.values():
+    for schema in TABLES.values():
         section = re.compile(rf"^### {schema.name}\n.*?(?=^##)", re.MULTILINE | re.DOTALL)
-        guide, count = section.subn(lambda _, schema=schema: _section(schema), guide)
+        guide, count = section.subn(lambda _, schema=schema: make_section(schema), guide)
         assert count == 1, f"{GUIDE} has {count} sections ### {schema.name}"
     return guide
 
 
-def _section(schema: TableSchema) -> str:
+def make_section(schema: TableSchema) -> str:
     sentence = schema.description[0].upper() + schema.description[1:] + "."
     rows = [f"| `{column.name}` | {column.type} | {column.meaning} |" for column in schema.columns]
     return "\n".join(

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from himalia.spark.pipeline.warehouse import TABLES
 from himalia.tables import Tables
-from himalia.tables.catalog import CATALOG
 from tests.docs.markdown import DOCS, Block, blocks, code_spans, rows, section
 from tests.docs.table_columns import with_columns
 from tests.servers import RunningServer
@@ -92,7 +92,7 @@ def test_every_table_and_column_is_documented(here: Path) -> None:
     for table in Tables(here / "warehouse").describe():
         documented = rows(section(GUIDE, f"### {table.name}"))
         assert documented == [[f"`{one.name}`", one.type, one.description] for one in table.columns]
-    assert list(CATALOG) == re.findall(r"^### (.+)$", GUIDE, flags=re.MULTILINE)
+    assert list(TABLES) == re.findall(r"^### (.+)$", GUIDE, flags=re.MULTILINE)
 
 
 def test_the_column_tables_are_generated() -> None:

@@ -17,8 +17,6 @@ SCHEMA = TableSchema(
         Column("hour", "string", "the hour as text"),
     ),
     partition_by=("hour",),
-    newest_first='"hour" DESC, "topic"',
-    shown=("hour", "topic", "records"),
 )
 
 

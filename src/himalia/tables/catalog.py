@@ -1,8 +1,11 @@
-"""The schema of every table of the pipeline, declared once.
+"""The schemas of the pipeline's tables, declared once.
 
 Name, type and meaning of a column are given here and nowhere else: the pipeline creates the Delta tables from it,
 ``GET /tables`` and ``himalia pipeline show`` describe tables with it, and ``python -m tests.docs.table_columns`` writes
 the column tables of docs/tables.md from it.
+
+A new table of sums declares its schema beside its transformation, in ``himalia.spark.transforms``, and describes
+itself: its description and meanings are in Delta's metadata.
 """
 
 from __future__ import annotations
@@ -28,9 +31,9 @@ class TableSchema(msgspec.Struct, frozen=True):
     """What one row is."""
     columns: tuple[Column, ...]
     partition_by: tuple[str, ...]
-    newest_first: str
-    """The ``ORDER BY`` that puts the newest row first."""
-    shown: tuple[str, ...]
+    newest_first: str = ""
+    """The ``ORDER BY`` that puts the newest row first. Only for tables in the catalog, as is ``shown``."""
+    shown: tuple[str, ...] = ()
     """The columns that a terminal shows by default; JSON has all of them."""
 
     @property

@@ -19,7 +19,7 @@ from himalia.record import size_bytes
 from himalia.spark.connector.read import ARROW_SCHEMA
 from himalia.spark.delta import parquet_files
 from himalia.spark.delta.parquet_files import DailyFiles
-from himalia.spark.transforms.messages import COLUMNS, messages, rows_of
+from himalia.spark.transforms.messages import messages, rows_of
 
 DAY_US = 86_400_000_000
 TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=12)
@@ -86,7 +86,7 @@ def test_each_day_has_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gr
     """However the rows come, and whether they are written at once or gathered before."""
     monkeypatch.setattr(parquet_files, "GROUP_BYTES", group_bytes)
     rows = made(batch([{"us": n * DAY_US // 3, "id": str(n)} for n in range(10)]))
-    with DailyFiles(tmp_path, COLUMNS, ["topic"]) as files:
+    with DailyFiles(tmp_path, ["topic"]) as files:
         for start in range(0, 10, 2):
             files.write(rows.slice(start, 2))
     assert [Path(name).parent.name for name in files.names] == [f"date=1970-01-0{n}" for n in range(1, 5)]
@@ -95,7 +95,7 @@ def test_each_day_has_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gr
 
 
 def test_a_file_of_a_task_that_fails_is_named_by_nobody(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="gone"), DailyFiles(tmp_path, COLUMNS, []) as files:  # noqa: PT012
+    with pytest.raises(OSError, match="gone"), DailyFiles(tmp_path, []) as files:  # noqa: PT012
         files.write(made(batch([{}])))
         raise OSError("gone")
     assert files.names == []

@@ -58,11 +58,10 @@ GROUP_BYTES = 32 * 1024 * 1024
 class DailyFiles:
     """Writes files into a directory partitioned by the column ``date``. They are complete at the end of the block."""
 
-    def __init__(self, directory: Path, schema: pa.Schema, dictionary_columns: list[str]) -> None:
+    def __init__(self, directory: Path, dictionary_columns: list[str]) -> None:
         """``dictionary_columns`` have few distinct values, so that a dictionary saves space."""
         self.names: list[str] = []
         self._directory = directory
-        self._schema = pa.schema([field for field in schema if field.name != "date"])
         self._dictionary_columns = dictionary_columns
         self._writers: dict[str, parquet.ParquetWriter] = {}
         self._buffered: list[pa.RecordBatch] = []
@@ -92,21 +91,22 @@ class DailyFiles:
         dates = pc.unique(rows["date"])
         for day in dates:
             of_day = rows if len(dates) == 1 else rows.filter(pc.equal(rows["date"], day))
-            self._writer(day.as_py().isoformat()).write_table(of_day.drop_columns(["date"]))
+            part = of_day.drop_columns(["date"])
+            self._writer(day.as_py().isoformat(), part.schema).write_table(part)
         self._buffered.clear()
         self._buffered_bytes = 0
 
-    def _writer(self, date: str) -> parquet.ParquetWriter:
+    def _writer(self, date: str, schema: pa.Schema) -> parquet.ParquetWriter:
         if date not in self._writers:
             place = self._directory / f"date={date}"
             place.mkdir(parents=True, exist_ok=True)
             file = place / f"part-{uuid4().hex}.parquet"
             self._writers[date] = parquet.ParquetWriter(
                 file,
-                self._schema,
+                schema,
                 compression=COMPRESSION,
                 use_dictionary=self._dictionary_columns,
-                write_statistics=[name for name in self._schema.names if name in STATISTICS_COLUMNS],
+                write_statistics=[name for name in schema.names if name in STATISTICS_COLUMNS],
             )
             self.names.append(str(file.relative_to(self._directory)))
         return self._writers[date]

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import msgspec
 import pyarrow as pa
 from deltalake.transaction import AddAction
-from pyarrow import parquet
+from pyarrow.dataset import dataset, partitioning
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
@@ -33,7 +33,7 @@ from himalia.spark.pipeline.copy_task import CopyTask
 from himalia.spark.pipeline.feedback import Feedback, rows_with_keys
 from himalia.spark.pipeline.jobs import SparkJobs
 from himalia.spark.pipeline.plan import Plan
-from himalia.spark.pipeline.warehouse import AGGREGATES, Warehouse
+from himalia.spark.pipeline.warehouse import Warehouse
 from himalia.spark.transforms import executions, orphans
 from himalia.spark.transforms.aggregate import AggregateTable
 from himalia.spark.transforms.iopub import iopub
@@ -46,6 +46,8 @@ SMALL_BYTES = 16 * 1024 * 1024
 T = TypeVar("T")
 
 RUNNING: Filters = [("is_running", "=", "true")]
+HOURS = partitioning(pa.schema([("hour", pa.string())]), flavor="hive")
+"""How the directories of an aggregate are named."""
 
 
 class ChangedRows(msgspec.Struct, frozen=True):
@@ -232,7 +234,7 @@ class Batch:
         """Merge the rows of a source into every table that sums it, each in a thread of the pool."""
         return [
             self._jobs.submit(self._merge, aggregate, rows)
-            for aggregate in AGGREGATES
+            for aggregate in self._warehouse.aggregates
             if aggregate.source == source
         ]
 
@@ -256,7 +258,9 @@ class Batch:
             self._result.tables[name] = staged.rows
         if self._feedback is None:
             return None
-        now = pa.concat_tables(parquet.read_table(file) for file in sorted(table.files(hours)))
+        now = dataset(
+            sorted(table.files(hours)), partitioning=HOURS, partition_base_dir=str(table.path)
+        ).to_table()
         return ChangedRows(name, rows_with_keys(now, added.select(list(aggregate.keys))))
 
     def _publish(self, changes: Iterable[ChangedRows | None]) -> None:

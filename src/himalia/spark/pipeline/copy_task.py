@@ -15,7 +15,7 @@ from himalia.spark.connector.options import RETRY_S
 from himalia.spark.connector.planning import OffsetRange
 from himalia.spark.connector.read import fetch
 from himalia.spark.delta.parquet_files import DailyFiles
-from himalia.spark.transforms.messages import COLUMNS, rows_of
+from himalia.spark.transforms.messages import rows_of
 
 DICTIONARY_COLUMNS = ["topic", "epoch", "publisher", "headers.key_value.key", "headers.key_value.value"]
 
@@ -31,7 +31,7 @@ class CopyTask:
 
     def run(self) -> list[str]:
         """Return the names of the files in the directory. The driver ignores files of a task that failed."""
-        with hide_traceback(), DailyFiles(self.directory, COLUMNS, DICTIONARY_COLUMNS) as files:
+        with hide_traceback(), DailyFiles(self.directory, DICTIONARY_COLUMNS) as files:
             for rows in self._rows():
                 files.write(rows)
         return files.names

@@ -32,6 +32,7 @@ class Warehouse:
     def __init__(self, spark: SparkSession, path: Path) -> None:
         self.spark = spark
         self.path = path
+        self.aggregates = AGGREGATES
         self.tables = {name: _open(path / name, schema) for name, schema in TABLES.items()}
         self.requests = Table(path / REQUESTS, schema_of(STATE_SCHEMA))
         self.positions = PositionsTable(path / POSITIONS)

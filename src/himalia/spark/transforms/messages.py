@@ -12,28 +12,16 @@ from collections.abc import Iterable, Iterator
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
-from pyspark.sql.pandas.types import from_arrow_schema
 
-COLUMNS = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("epoch", pa.string()),
-        ("offset", pa.int64()),
-        ("ts", pa.timestamp("us", tz="UTC")),
-        ("id", pa.string()),
-        ("publisher", pa.string()),
-        ("headers", pa.map_(pa.string(), pa.string())),
-        ("payload", pa.string()),
-        ("bytes", pa.int64()),
-        ("date", pa.date32()),
-    ]
-)
 _ESCAPED = r'["\\\x00-\x1f]'
 
 
 def messages(records: DataFrame) -> DataFrame:
     """Return rows of ``messages`` from records as the connector reads them, with an additional column ``epoch``."""
-    return records.mapInArrow(_batches, from_arrow_schema(COLUMNS))
+    # Imported here because executors, which import this module, may lack the packages that the catalog needs.
+    from himalia.tables.catalog import MESSAGES
+
+    return records.mapInArrow(_batches, MESSAGES.ddl)
 
 
 def _batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -42,7 +30,7 @@ def _batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def rows_of(records: pa.RecordBatch, epochs: pa.Array) -> pa.RecordBatch:
-    """Return rows of ``messages`` from an Arrow batch of records and their epochs."""
+    """Return rows of ``messages`` from an Arrow batch of records and their epochs. Runs on executors."""
     record = dict(zip(records.schema.names, records.columns, strict=True))
     columns = {
         "topic": record["topic"],
@@ -56,7 +44,7 @@ def rows_of(records: pa.RecordBatch, epochs: pa.Array) -> pa.RecordBatch:
         "bytes": _size_bytes(record["id"], record["headers"], record["value"]),
         "date": record["timestamp"].cast(pa.date32()),
     }
-    return pa.RecordBatch.from_arrays([columns[name] for name in COLUMNS.names], schema=COLUMNS)
+    return pa.RecordBatch.from_pydict(columns)
 
 
 def _size_bytes(ids: pa.Array, headers: pa.MapArray, payloads: pa.Array) -> pa.Array:
