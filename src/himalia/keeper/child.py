@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 
+from himalia.child_process import kill_with_parent
 from himalia.keeper.limits import Limits
-
-PR_SET_PDEATHSIG = 1
 
 
 class Child:
@@ -73,25 +70,11 @@ class Child:
 
 def _prepared(limits: Limits) -> Callable[[], None]:
     """What the child does before it becomes the kernel."""
-    end_with_parent = _end_with_parent()
+    # Nobody could find or stop a kernel whose keeper was killed.
+    end_with_keeper = kill_with_parent()
 
     def in_child() -> None:
-        end_with_parent()
+        end_with_keeper()
         limits.apply()
-
-    return in_child
-
-
-def _end_with_parent() -> Callable[[], None]:
-    """Have Linux end the kernel if the keeper is killed: nobody could find or stop it afterwards."""
-    if sys.platform != "linux":
-        return lambda: None
-    keeper = os.getpid()
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-
-    def in_child() -> None:
-        prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-        if os.getppid() != keeper:
-            os._exit(1)
 
     return in_child

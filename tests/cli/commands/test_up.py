@@ -6,7 +6,6 @@ import ctypes
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -275,16 +274,3 @@ def test_a_server_with_keys_needs_one_for_the_others(tmp_path: Path) -> None:
         httpx.Client(base_url=up.url, headers={"X-API-Key": KEY}) as http,
     ):
         until(lambda: "demo.orders" in {topic["name"] for topic in http.get("/topics").json()["topics"]})
-
-
-def test_the_lifeline(tmp_path: Path) -> None:
-    """A module that is run by it gets its own arguments, and SIGTERM when whoever started it is gone."""
-    (tmp_path / "sleeper.py").write_text("import sys, time\nprint(sys.argv[1], flush=True)\ntime.sleep(60)\n")
-    command = [sys.executable, "-m", "himalia.cli.process.lifeline", "sleeper", "hello"]
-    with subprocess.Popen(
-        command, cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None and process.stdin is not None
-        assert process.stdout.readline() == "hello\n"
-        process.stdin.close()
-        assert process.wait(DEADLINE_S) == -signal.SIGTERM

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
@@ -14,6 +13,8 @@ from queue import SimpleQueue
 from typing import IO
 
 import msgspec
+
+from himalia.child_process import lifeline_command
 
 WORDS_MAX = 20
 """Lines of a child that are remembered."""
@@ -56,7 +57,7 @@ class Child:
         self._news = news
         self._words: deque[str] = deque(maxlen=WORDS_MAX)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "himalia.cli.process.lifeline", module, *arguments],
+            lifeline_command(module, *arguments),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE if "stdout" in heard else None,
             stderr=subprocess.PIPE if "stderr" in heard else None,
