@@ -20,7 +20,7 @@ ERROR_LENGTH_MAX = 1000
 
 
 class Message(msgspec.Struct, omit_defaults=True):
-    """The message to publish; the payload stays the bytes that were received."""
+    """A message: a UUID, any JSON as payload, and headers. The payload is stored and delivered byte for byte."""
 
     id: str
     payload: msgspec.Raw
@@ -35,7 +35,7 @@ class StartPosition(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ClientMessage(msgspec.Struct, omit_defaults=True):
-    """Any message from a client. ``decode_client_message`` checks which fields its type requires."""
+    """A message from a client. Its type determines which fields are required."""
 
     type: Literal["subscribe", "unsubscribe", "publish", "ping"]
     topic: str | None = None
@@ -50,6 +50,15 @@ class ClientMessage(msgspec.Struct, omit_defaults=True):
     limit: int | None = None
     filter: str | None = None
     priority: int = 0
+
+
+CLIENT_FIELDS: dict[str, tuple[str, ...]] = {
+    "subscribe": ("topic", "client_id"),
+    "unsubscribe": ("topic", "client_id"),
+    "publish": ("topic", "message"),
+    "ping": (),
+}
+"""The fields that each type of message from a client requires. ``decode_client_message`` checks them."""
 
 
 class ErrorBody(msgspec.Struct, omit_defaults=True):
@@ -70,7 +79,7 @@ class NoticeKind(StrEnum):
 
 
 class ServerMessage(msgspec.Struct, omit_defaults=True):
-    """Any message from the server. ``type`` determines which fields are set."""
+    """A message from the server. Its type determines which fields are set."""
 
     type: Literal["ack", "event", "error", "pong", "info"]
     request_id: str | None = None
@@ -92,6 +101,16 @@ class ServerMessage(msgspec.Struct, omit_defaults=True):
     client_id: str | None = None
     ts: str | None = None
     protocol: int | None = None
+
+
+SERVER_FIELDS: dict[str, tuple[str, ...]] = {
+    "ack": ("topic", "status", "ts"),
+    "event": ("topic", "offset", "ts", "message"),
+    "error": ("error", "ts"),
+    "pong": ("ts",),
+    "info": ("msg", "ts"),
+}
+"""The fields that each type of message from the server always has."""
 
 
 class _RequestId(msgspec.Struct):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -9,6 +10,7 @@ import msgspec
 from himalia import __version__
 from himalia.errors import ErrorCode
 from himalia.protocol import PROTOCOL_VERSION, ClientMessage, ServerMessage
+from himalia.protocol.messages import CLIENT_FIELDS, SERVER_FIELDS
 
 _ID = "7d9f2c1e-0b7a-4c58-9d43-0f6c8a1f2b3c"
 _TS = "2026-11-15T20:17:03.000123Z"
@@ -71,10 +73,12 @@ SERVER_EXAMPLES: dict[str, dict[str, Any]] = {
 }
 
 
-def _message(name: str, example: dict[str, Any], schema: str) -> dict[str, Any]:
+def _message(name: str, example: dict[str, Any], schema: str, fields: Sequence[str]) -> dict[str, Any]:
     return {
         "name": name,
-        "payload": {"$ref": f"#/components/schemas/{schema}"},
+        "payload": {
+            "allOf": [{"$ref": f"#/components/schemas/{schema}"}, {"required": ["type", *fields]}],
+        },
         "examples": [{"payload": example}],
     }
 
@@ -85,8 +89,14 @@ def asyncapi_document() -> dict[str, Any]:
         (ClientMessage, ServerMessage), ref_template="#/components/schemas/{name}"
     )
     messages = {
-        **{name: _message(name, example, "ClientMessage") for name, example in CLIENT_EXAMPLES.items()},
-        **{name: _message(name, example, "ServerMessage") for name, example in SERVER_EXAMPLES.items()},
+        **{
+            name: _message(name, example, "ClientMessage", CLIENT_FIELDS[name])
+            for name, example in CLIENT_EXAMPLES.items()
+        },
+        **{
+            name: _message(name, example, "ServerMessage", SERVER_FIELDS[name])
+            for name, example in SERVER_EXAMPLES.items()
+        },
     }
 
     def operation(action: str, names: dict[str, Any], summary: str) -> dict[str, Any]:
