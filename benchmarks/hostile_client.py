@@ -1,4 +1,4 @@
-"""One client that does its worst, by hand: sockets that send what no library would."""
+"""An abusive client: raw sockets that send what no library would."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""How long others wait for an answer while one client does its worst. Each abuse has a fresh server."""
+"""Measure how long other clients wait while one client abuses the server. Each abuse has a fresh server."""
 
 import http.client
 import json
@@ -98,7 +98,7 @@ def measure(bench: Bench) -> list[Section]:
     rounds = bench.effort.abuse_rounds
     section = Section(
         key="abuses",
-        title="The wait for `/health` while one client does its worst",
+        title="Wait for `/health` while one client abuses the server",
         columns=(
             "abuse",
             "longest, ms",

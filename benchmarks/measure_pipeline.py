@@ -38,7 +38,7 @@ VISIBLE_WITHIN_S = 60.0
 NEIGHBOUR_RATE = 500
 NEIGHBOUR_SUBSCRIBERS = 10
 ALONE, READING = "alone", "while the pipeline reads"
-COUNTING = "while programs that never speak to it keep all cores busy, at the lowest priority"
+COUNTING = "while unrelated programs keep all cores busy, at the lowest priority"
 COUNT_MAX = 5_000_000_000
 """So that they end by themselves in any case, after a minute or two."""
 SPARK_WITHIN_S = 120.0

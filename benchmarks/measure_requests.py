@@ -19,7 +19,7 @@ def measure(bench: Bench) -> list[Section]:
     section = Section(
         key="requests",
         title="Memory of the IOPub broker",
-        columns=("what", "Himalia, bytes", "the seed's own estimate, bytes"),
+        columns=("what", "Himalia, bytes", "design estimate, bytes"),
     )
     bench.expect(3, "requests")
     per_request = _grown(_registered) / REQUESTS

@@ -44,7 +44,7 @@ def measure(bench: Bench) -> list[Section]:
             "growth without it, MiB",
             "it then reads",
             "skipped",
-            "of these told",
+            "of these reported",
             "the others",
         ),
     )

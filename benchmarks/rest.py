@@ -1,4 +1,4 @@
-"""The few REST calls that prepare a server which speaks the seed's interface."""
+"""The REST calls that prepare Himalia and the FastAPI broker."""
 
 import json
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""The seed's own design, as a FastAPI app on uvicorn with uvloop and httptools."""
+"""A broker in memory, as a FastAPI app on uvicorn with uvloop and httptools."""
 
 import sys
 from collections.abc import Iterator
@@ -21,4 +21,4 @@ def in_memory(directory: Path) -> Iterator[Endpoint]:
 
 
 # It adds type, topic and time.
-SEED = Peer("seed", "the seed's design, in memory", in_memory, EVENT_BYTES - 83, may_drop=True)
+SEED = Peer("seed", "FastAPI broker, in memory", in_memory, EVENT_BYTES - 83, may_drop=True)

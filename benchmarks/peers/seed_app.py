@@ -1,10 +1,10 @@
-"""The seed's own design, written from its drawing (`pubsub-visual-guide.md`) as idiomatic FastAPI.
+"""A publish/subscribe broker in memory, in idiomatic FastAPI.
 
 A queue and a task per subscriber; a publish puts the event into every queue, dropping the oldest when one is
 full, and each task encodes and sends with `send_json`. History is a deque of 100. Nothing is stored.
 
-Two kindnesses that the drawing does not ask for, so that what is measured is the design and not a slip: an
-event is built once per publish (encoding it is still each subscriber's own), and no lock is held while sending.
+So that the figures measure the design and not a mistake, an event is built once per publish (each subscriber still
+encodes it), and no lock is held while sending.
 
 Run as `python -m benchmarks.peers.seed_app PORT`.
 """

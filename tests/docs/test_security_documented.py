@@ -1,4 +1,4 @@
-"""docs/security.md: every promise names tests that exist."""
+"""docs/security.md: every guarantee names tests that exist."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from tests.docs.markdown import DOCS, ROOT, code_spans, rows, section
 
-PROMISES = section((DOCS / "security.md").read_text(), "## What is promised, and how it is tested")
+PROMISES = section((DOCS / "security.md").read_text(), "## Guarantees and their tests")
 
 
 def names_in(path: str) -> set[str]:
