@@ -183,9 +183,11 @@ class MemoryLog:
     # Retention
 
     def _tick(self) -> None:
-        """Enforce the limits now, and again after the interval."""
+        self._enforce_limits()
+        self._timer = asyncio.get_running_loop().call_later(self._retention_interval_s, self._tick)
+
+    def _enforce_limits(self) -> None:
         self._retention.tick()
         counts = self._state.producers
         if counts.age_us and not self._clock.is_held:
             self._producers.expire(self._clock.last.age_us - counts.age_us, counts)
-        self._timer = asyncio.get_running_loop().call_later(self._retention_interval_s, self._tick)
