@@ -8,18 +8,19 @@ import os
 import select
 import subprocess
 import sys
+from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import psutil
 from jupyter_client.asynchronous.client import AsyncKernelClient
 from jupyter_client.connect import write_connection_file
 from jupyter_client.manager import AsyncKernelManager
 
-from himalia.keeper.client import Keeper, Launch, Spooled, read_spool
+from himalia.keeper.client import KeeperClient, Spooled, read_spool
 from himalia.keeper.provisioner import KeeperProvisioner
+from himalia.keeper.server_protocol import Launch
 
 DEADLINE_S = 30.0
 SLEEP = [sys.executable, "-S", "-c", "import signal; signal.pause()"]
@@ -63,20 +64,20 @@ class Nursery:
             except psutil.NoSuchProcess:
                 pass
 
-    def track_keeper(self, keeper: Keeper) -> Keeper:
+    def track_keeper(self, keeper: KeeperClient) -> KeeperClient:
         self.track(keeper.info.keeper_pid, keeper.info.pid)
         return keeper
 
-    async def start(self, argv: list[str], *, lacks: str | None = None, **launch: Any) -> Keeper:
+    async def start(self, argv: list[str], *, lacks: str | None = None, **launch: Any) -> KeeperClient:
         """Any command under a keeper; ``lacks`` names what a server of an earlier version does not tell it."""
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         connection_file, _ = write_connection_file(str(self.directory / "connection.json"), key=b"key")
         whole = {"kernel_id": "kept", "cwd": "/", "env": dict(os.environ), **launch}
         made = Launch(argv=argv, connection_file=connection_file, **whole)
         if lacks is not None:
-            told = {name: value for name, value in msgspec.structs.asdict(made).items() if name != lacks}
-            made = msgspec.defstruct("Launch", list(told))(**told)
-        return self.track_keeper(await Keeper.start(self.directory, made))
+            fields = {name: value for name, value in made._asdict().items() if name != lacks}
+            made = namedtuple("Launch", fields)(**fields)  # type: ignore[assignment]
+        return self.track_keeper(await KeeperClient.start(self.directory, made))
 
     def manager(self, kernel_name: str = "python3", **traits: Any) -> AsyncKernelManager:
         manager = AsyncKernelManager(kernel_name=kernel_name, kernel_id="kept")
@@ -121,7 +122,7 @@ class Nursery:
             wait_gone(process.pid)
 
 
-def keeper_of(manager: AsyncKernelManager) -> Keeper:
+def keeper_of(manager: AsyncKernelManager) -> KeeperClient:
     provisioner = manager.provisioner
     assert isinstance(provisioner, KeeperProvisioner)
     assert provisioner.keeper is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from himalia.jupyter.wire import Wire
-from himalia.keeper.iopub_socket import REQUESTS_MAX, Busyness, is_idle, is_status
+from himalia.keeper.iopub_socket import REQUESTS_MAX, KernelActivity, is_idle, is_status
 
 
 def test_a_status_is_recognised() -> None:
@@ -26,26 +26,26 @@ def status_of(state: str, request: str) -> list[bytes]:
 
 def test_a_kernel_is_busy_until_it_is_idle_for_every_request() -> None:
     """What it answers beside a running cell, on its control channel, does not make it idle; nor does rubbish."""
-    busyness = Busyness()
-    assert not busyness.is_busy
-    busyness.take(status_of("busy", "cell"))
+    activity = KernelActivity()
+    assert not activity.is_busy
+    activity.apply(status_of("busy", "cell"))
     for state in ("busy", "idle"):
-        busyness.take(status_of(state, "asked on control"))
+        activity.apply(status_of(state, "asked on control"))
     for rubbish in (
         [],
         [b"<IDS|MSG>"],
         [b"<IDS|MSG>", b"", b"{}", b"[]", b"{}", b"null"],
         status_of("?", "cell"),
     ):
-        busyness.take(rubbish)
-    assert busyness.is_busy
-    busyness.take(status_of("idle", "cell"))
-    assert not busyness.is_busy
+        activity.apply(rubbish)
+    assert activity.is_busy
+    activity.apply(status_of("idle", "cell"))
+    assert not activity.is_busy
 
 
 def test_what_a_kernel_is_busy_with_is_bounded() -> None:
     """A kernel that never says idle takes no memory for it."""
-    busyness = Busyness()
+    activity = KernelActivity()
     for number in range(REQUESTS_MAX + 10):
-        busyness.take(status_of("busy", str(number)))
-    assert len(busyness._begun) == REQUESTS_MAX
+        activity.apply(status_of("busy", str(number)))
+    assert len(activity._running) == REQUESTS_MAX

@@ -20,20 +20,20 @@ import psutil
 import pytest
 
 from himalia.keeper.client import (
-    Keeper,
+    KeeperClient,
     KeeperGone,
     KeeperRefused,
     KernelNotStarted,
-    follow,
-    found_keepers,
-    left_exit,
+    list_keeper_directories,
     log_tail,
+    open_spool_notices,
+    read_exit,
     read_spool,
-    remove_leftovers,
+    remove_stale_directory,
 )
 from himalia.keeper.lease import Lease
 from himalia.keeper.log_file import LOG_BYTES_MAX
-from himalia.keeper.server_connection import Connection
+from himalia.keeper.server_connection import ServerConnection
 from himalia.keeper.spool import SpoolReader
 from tests.keeper.keepers import (
     DEADLINE_S,
@@ -85,6 +85,7 @@ def test_the_keeper_is_small() -> None:
     others = {name for name in ours if not name.startswith("himalia.keeper")}
     assert others == {
         "himalia",
+        "himalia.child_process",
         "himalia.file_lock",
         "himalia.jupyter",
         "himalia.jupyter.burst",
@@ -96,18 +97,18 @@ def test_a_lease_is_over_when_nobody_held_it_for_its_time() -> None:
     """Only the time since the last holder left counts, and a holder stops it."""
     now = 0.0
     lease = Lease(10.0, clock=lambda: now)
-    lease.take()
-    lease.take()
+    lease.acquire()
+    lease.acquire()
     now = 100.0
-    assert lease.left_s is None and not lease.is_over
-    lease.let_go()
-    assert lease.left_s is None
-    lease.let_go()
+    assert lease.remaining_s is None and not lease.is_over
+    lease.release()
+    assert lease.remaining_s is None
+    lease.release()
     now = 109.0
-    assert lease.left_s == 1.0
-    lease.stay(20.0)
+    assert lease.remaining_s == 1.0
+    lease.set_duration(20.0)
     now = 110.0
-    assert lease.left_s == 10.0 and not lease.is_over
+    assert lease.remaining_s == 10.0 and not lease.is_over
     now = 120.0
     assert lease.is_over
 
@@ -118,13 +119,13 @@ def test_a_busy_kernel_has_a_lease_of_its_own() -> None:
     lease = Lease(10.0, 100.0, clock=lambda: now)
     lease.set_busy(True)
     now = 90.0
-    assert (lease.left_s, lease.term_s) == (10.0, 100.0)
+    assert (lease.remaining_s, lease.term_s) == (10.0, 100.0)
     lease.set_busy(False)
-    assert (lease.left_s, lease.term_s) == (10.0, 10.0)
+    assert (lease.remaining_s, lease.term_s) == (10.0, 10.0)
     now = 99.0
-    assert lease.left_s == 1.0
+    assert lease.remaining_s == 1.0
     lease.set_busy(True)
-    assert lease.left_s == 1.0
+    assert lease.remaining_s == 1.0
     now = 100.0
     assert lease.is_over
 
@@ -134,7 +135,7 @@ def test_a_busy_lease_that_is_for_ever_or_shorter(busy_keep_s: float, left_s: fl
     """0 is for ever; and a busy kernel is never ended before an idle one would be."""
     lease = Lease(10.0, busy_keep_s, clock=lambda: 0.0)
     lease.set_busy(True)
-    assert lease.left_s == left_s and not lease.is_over
+    assert lease.remaining_s == left_s and not lease.is_over
 
 
 # A server that dies, and one that comes back
@@ -153,7 +154,7 @@ async def test_kill_9_of_the_server_loses_nothing(nursery: Nursery) -> None:
     client.stop_channels()
     assert is_alive(keeper_pid) and is_alive(pid)
 
-    keeper = await Keeper.connect(nursery.directory)
+    keeper = await KeeperClient.connect(nursery.directory)
     assert (keeper.info.keeper_pid, keeper.info.pid) == (keeper_pid, pid)
     lines = [f"{number}\n" for number in range(20_000)]
     await until_printed(nursery.directory, "".join(lines) + "after\n")
@@ -186,17 +187,17 @@ async def test_when_the_lease_is_over_only_what_can_be_read_stays(
     await until(lambda: keeper.log_tail().endswith("\n"))
     grandchild = int(keeper.log_tail())
     nursery.track(grandchild)
-    await keeper.stay(0.0)
+    await keeper.set_lease(0.0)
     assert is_alive(keeper.info.pid), "a server that is connected holds the lease"
     await keeper.close()
     await gone(keeper.info.keeper_pid, keeper.info.pid, grandchild)
     with pytest.raises(KeeperGone):
-        await Keeper.connect(nursery.directory)
+        await KeeperClient.connect(nursery.directory)
     assert nursery.directory.exists() == keeps_files
     if keeps_files:
         left = {path.name for path in nursery.directory.iterdir()}
         assert left == {"keeper.json", "connection.json", "kernel.log", "spool"}
-        exit_ = left_exit(nursery.directory)
+        exit_ = read_exit(nursery.directory)
         assert exit_ is not None and (exit_.returncode, exit_.lost) == (-signal.SIGTERM, 0)
         assert exit_.reason == "no server came back for it within 0 s"
 
@@ -208,7 +209,7 @@ async def test_how_a_kernel_ended_by_itself_is_on_disk_at_once(nursery: Nursery)
     await keeper.close()
     os.kill(keeper.info.keeper_pid, signal.SIGKILL)
     await gone(keeper.info.keeper_pid)
-    exit_ = left_exit(nursery.directory)
+    exit_ = read_exit(nursery.directory)
     assert exit_ is not None and (exit_.returncode, exit_.reason) == (3, "")
 
 
@@ -216,9 +217,9 @@ async def test_a_server_that_returns_in_time_holds_the_lease_again(nursery: Nurs
     """The countdown stops with the new connection, and begins anew when that one leaves."""
     first = await nursery.start(SLEEP, keep_s=600)
     await first.close()
-    second = await Keeper.connect(nursery.directory)
-    await second.stay(0.0)
-    third = await Keeper.connect(nursery.directory)
+    second = await KeeperClient.connect(nursery.directory)
+    await second.set_lease(0.0)
+    third = await KeeperClient.connect(nursery.directory)
     await second.close()
     assert await third.signal(0)
     await third.close()
@@ -241,25 +242,25 @@ async def test_sigterm_to_the_keeper_ends_the_kernel(nursery: Nursery) -> None:
     os.kill(keeper.info.keeper_pid, signal.SIGTERM)
     assert await asyncio.wait_for(keeper.wait(), DEADLINE_S) == -signal.SIGTERM
     await gone(keeper.info.keeper_pid, keeper.info.pid)
-    exit_ = left_exit(nursery.directory)
+    exit_ = read_exit(nursery.directory)
     assert exit_ is not None and "SIGTERM" in exit_.reason
 
 
 async def test_a_keeper_that_is_killed_takes_its_kernel_along(nursery: Nursery) -> None:
     """Nobody could find or end such a kernel: it goes at once, the server is told, and leftovers can be removed."""
     keeper = await nursery.start(SLEEP)
-    assert not remove_leftovers(nursery.directory), "not while it lives"
+    assert not remove_stale_directory(nursery.directory), "not while it lives"
     os.kill(keeper.info.keeper_pid, signal.SIGKILL)
     assert await asyncio.wait_for(keeper.wait(), DEADLINE_S) == -signal.SIGKILL
     await gone(keeper.info.keeper_pid, keeper.info.pid)
     with pytest.raises(KeeperGone):
         await keeper.signal(signal.SIGINT)
     runtime_dir = nursery.directory.parents[1]
-    assert found_keepers(runtime_dir) == [nursery.directory]
+    assert list_keeper_directories(runtime_dir) == [nursery.directory]
     with pytest.raises(KeeperGone):
-        await Keeper.connect(nursery.directory)
-    assert remove_leftovers(nursery.directory)
-    assert found_keepers(runtime_dir) == []
+        await KeeperClient.connect(nursery.directory)
+    assert remove_stale_directory(nursery.directory)
+    assert list_keeper_directories(runtime_dir) == []
     assert not nursery.directory.exists()
 
 
@@ -272,7 +273,7 @@ async def test_a_start_that_is_given_up_leaves_nothing(nursery: Nursery) -> None
         starting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await starting
-        await until(lambda: remove_leftovers(nursery.directory))
+        await until(lambda: remove_stale_directory(nursery.directory))
         assert not nursery.directory.exists()
 
 
@@ -286,7 +287,7 @@ async def test_waiting_for_a_kernel_that_was_let_go_ends(nursery: Nursery) -> No
         await asyncio.wait_for(waiting, DEADLINE_S)
     with pytest.raises(KeeperGone):
         await keeper.wait()
-    await (await Keeper.connect(nursery.directory)).release()
+    await (await KeeperClient.connect(nursery.directory)).release()
 
 
 # The end of a kernel
@@ -294,19 +295,19 @@ async def test_waiting_for_a_kernel_that_was_let_go_ends(nursery: Nursery) -> No
 
 @pytest.mark.slow
 async def test_kill_9_of_the_kernel_is_told_at_once(nursery: Nursery) -> None:
-    """``on_exit`` is called, once, with the signal; a server that connects later is told as well."""
+    """A callback is called, once, with the signal; a server that connects later is told as well."""
     keeper = await nursery.start(SLEEP)
     told: list[int] = []
-    keeper.on_exit = told.append
+    keeper.add_exit_callback(told.append)
     started = asyncio.get_running_loop().time()
     os.kill(keeper.info.pid, signal.SIGKILL)
     assert await asyncio.wait_for(keeper.wait(), DEADLINE_S) == -signal.SIGKILL
     assert asyncio.get_running_loop().time() - started < 1.0
     assert told == [-signal.SIGKILL]
-    later = await Keeper.connect(nursery.directory)
-    assert (later.info.alive, later.returncode) == (False, -signal.SIGKILL)
+    later = await KeeperClient.connect(nursery.directory)
+    assert (later.process_state.alive, later.returncode) == (False, -signal.SIGKILL)
     ended = asyncio.get_running_loop().create_future()
-    later.on_exit = ended.set_result
+    later.add_exit_callback(ended.set_result)
     assert await asyncio.wait_for(ended, DEADLINE_S) == -signal.SIGKILL
     assert not await later.signal(signal.SIGINT), "there is nobody to signal"
     await keeper.close()
@@ -358,7 +359,7 @@ async def test_a_command_that_cannot_be_run_says_why(nursery: Nursery) -> None:
     with pytest.raises(KernelNotStarted, match=r"cannot run \['/no/such/kernel'\] in /") as caught:
         await nursery.start(["/no/such/kernel"])
     assert "/no/such/kernel" in caught.value.data["log"]
-    assert remove_leftovers(nursery.directory)
+    assert remove_stale_directory(nursery.directory)
     assert not nursery.directory.exists()
 
 
@@ -394,7 +395,7 @@ async def test_whoever_follows_is_told_when_the_spool_has_grown(nursery: Nursery
     """There is a notice for whatever comes, and it is not before that can be read."""
     manager = await nursery.start_kernel()
     client = await client_of(manager)
-    notices = follow(keeper_of(manager).info.socket)
+    notices = open_spool_notices(keeper_of(manager).info.socket)
     reader = SpoolReader(nursery.directory)
     text = ""
     for number in range(20):
@@ -413,7 +414,7 @@ def test_notices_that_are_not_read_do_not_pile_up() -> None:
     """Whoever does not read costs nothing and is not waited for; having read, it is told of what comes."""
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
-    connection = Connection(ours)
+    connection = ServerConnection(ours)
     for _ in range(100_000):
         connection.notify()
     assert not connection.has_unsent and not connection.is_closed
@@ -433,7 +434,7 @@ def test_a_notice_waits_for_nothing_that_is_unsent() -> None:
     """Behind an answer that has no room it is not sent: the answer tells as much."""
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
-    connection = Connection(ours)
+    connection = ServerConnection(ours)
     while not connection.has_unsent:
         connection.send({"ok": "x" * 10_000})
     connection.notify()
@@ -450,13 +451,13 @@ async def test_whoever_follows_does_not_hold_the_lease(nursery: Nursery) -> None
     """It neither keeps the kernel when the last server leaves, nor ends it by leaving."""
     keeper = await nursery.start(SLEEP, keep_s=600)
     for _ in range(3):
-        notices = follow(keeper.info.socket)
+        notices = open_spool_notices(keeper.info.socket)
         await asyncio.wait_for(asyncio.to_thread(select.select, [notices], [], []), DEADLINE_S)
         assert b'"ok": true' in _heard(notices)
         notices.close()
-    await keeper.stay(0.0)
+    await keeper.set_lease(0.0)
     assert await keeper.signal(0), "those who left held nothing"
-    notices = follow(keeper.info.socket)
+    notices = open_spool_notices(keeper.info.socket)
     await asyncio.wait_for(asyncio.to_thread(select.select, [notices], [], []), DEADLINE_S)
     await keeper.close()
     await gone(keeper.info.keeper_pid, keeper.info.pid)
@@ -470,7 +471,7 @@ async def test_following_nobody_is_an_error(tmp_path: Path) -> None:
     """Whoever follows a keeper that is gone is told so, and nothing is left open."""
     before = psutil.Process().num_fds()
     with pytest.raises(OSError):
-        follow(str(tmp_path / "keeper.sock"))
+        open_spool_notices(str(tmp_path / "keeper.sock"))
     assert psutil.Process().num_fds() == before
 
 
@@ -552,13 +553,13 @@ async def test_a_kernel_ends_and_the_disk_stays_full(nursery: Nursery) -> None:
     seqs = [entry.seq for entry in read_spool(nursery.directory)]
     state = await keeper.spool_state()
     assert keeper.lost == state.dropped == state.end - len(seqs) > 0
-    later = await Keeper.connect(nursery.directory)
+    later = await KeeperClient.connect(nursery.directory)
     assert later.lost == keeper.lost
     await later.close()
     await manager.shutdown_kernel(now=True)
 
 
-async def _kernel_on_a_full_disk(nursery: Nursery) -> tuple[Any, Keeper, tuple[int, int]]:
+async def _kernel_on_a_full_disk(nursery: Nursery) -> tuple[Any, KeeperClient, tuple[int, int]]:
     """A kernel whose output waits in its keeper."""
     manager = await nursery.start_kernel()
     keeper = keeper_of(manager)
@@ -623,7 +624,7 @@ async def test_a_path_too_long_for_a_socket_is_no_obstacle(nursery: Nursery) -> 
     path = Path(keeper.info.socket)
     assert not path.is_relative_to(nursery.directory)
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-    again = await Keeper.connect(nursery.directory)
+    again = await KeeperClient.connect(nursery.directory)
     await again.release()
     assert not path.parent.exists() and not nursery.directory.exists()
 
@@ -650,7 +651,7 @@ async def test_one_directory_has_one_keeper(nursery: Nursery) -> None:
     keeper = await nursery.start(SLEEP)
     with pytest.raises(KernelNotStarted, match="another keeper lives"):
         await nursery.start(SLEEP)
-    assert (await Keeper.connect(nursery.directory)).info.pid == keeper.info.pid
+    assert (await KeeperClient.connect(nursery.directory)).info.pid == keeper.info.pid
     assert await keeper.signal(0)
     await keeper.release()
 
@@ -700,7 +701,7 @@ async def test_a_server_that_never_reads_does_not_stall_the_keeper(nursery: Nurs
 async def test_two_servers_can_ask_at_once(nursery: Nursery) -> None:
     """Each answer goes to the request it belongs to, also when a release is under way."""
     one = await nursery.start(SLEEP)
-    two = await Keeper.connect(nursery.directory)
+    two = await KeeperClient.connect(nursery.directory)
     states = await asyncio.gather(*(keeper.spool_state() for keeper in (one, two) for _ in range(50)))
     assert len(states) == 100
     await asyncio.gather(one.release(), two.release())

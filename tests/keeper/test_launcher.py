@@ -24,7 +24,7 @@ LINES = 8_000
 
 def keeper_pid(kernel: Kernel) -> int:
     assert kernel.process is not None
-    about = kernel_directory.read_about(kernel.process.directory)
+    about = kernel_directory.read_info(kernel.process.directory)
     assert about is not None
     return int(about["keeper_pid"])
 
@@ -72,7 +72,7 @@ async def test_a_keeper_that_stands_still_costs_no_output(hosting: Hosting) -> N
     os.kill(keeper, signal.SIGSTOP)
     try:
         request = await kernel.execute(Code(code=code))
-        await until(lambda: request.reply is not None)
+        await until(lambda: request.state.reply_status is not None)
     finally:
         os.kill(keeper, signal.SIGCONT)
     assert await ended(request) == "ok"

@@ -15,7 +15,7 @@ import uvloop
 from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.manager import AsyncKernelManager
 
-from himalia.keeper.client import Keeper, KernelNotStarted, read_spool
+from himalia.keeper.client import KeeperClient, KernelNotStarted, read_spool
 from himalia.keeper.provisioner import KeeperProvisioner, let_go, reattach
 from tests.keeper.keepers import (
     DEADLINE_S,
@@ -258,7 +258,7 @@ async def test_the_last_messages_can_be_read_before_they_go(nursery: Nursery) ->
     client.stop_channels()
     seen: list[str] = []
 
-    async def read(keeper: Keeper) -> None:
+    async def read(keeper: KeeperClient) -> None:
         assert keeper.returncode is not None
         seen.extend(header["msg_type"] for header in spooled_headers(keeper.directory))
 
@@ -276,7 +276,7 @@ async def test_what_could_not_be_read_stays(nursery: Nursery) -> None:
     await run(client, "print('last words')")
     client.stop_channels()
 
-    async def fail(keeper: Keeper) -> None:
+    async def fail(keeper: KeeperClient) -> None:
         raise OSError("the log is not there")
 
     provisioner_of(manager).before_release = fail
@@ -343,5 +343,5 @@ async def test_a_kernel_over_ipc_is_heard(nursery: Nursery) -> None:
     client.stop_channels()
     await let_go(manager)
     assert is_alive(keeper.info.pid)
-    await (await Keeper.connect(nursery.directory)).release()
+    await (await KeeperClient.connect(nursery.directory)).release()
     assert not nursery.directory.exists()

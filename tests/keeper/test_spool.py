@@ -212,13 +212,13 @@ def test_what_waits_in_memory_is_bounded(tmp_path: Path) -> None:
     assert seqs[jumps[0]] == 60 - 1000 // 52
 
 
-def test_what_was_given_up_is_told(tmp_path: Path) -> None:
-    """Whoever gives up waiting for the disk learns how many of the last messages nobody can read."""
+def test_what_was_discarded_is_counted(tmp_path: Path) -> None:
+    """Discarding what waits for the disk returns how many of the last messages cannot be read."""
     spool = spool_of(tmp_path)
     spool.close()
     os.rename(tmp_path / "spool", tmp_path / "away")
     spool.append(MESSAGES[10:15])
-    assert spool.give_up() == 5
+    assert spool.discard_unwritten() == 5
     assert (spool.unwritten, spool.dropped) == (0, 5)
 
 
@@ -352,13 +352,13 @@ def test_a_message_is_written_and_its_segment_ended_at_that_moment(
     spool.append(MESSAGES[:2])
     reader = SpoolReader(tmp_path)
     assert len(reader.read()) == 2
-    firsts = spool_module._firsts
+    firsts = spool_module._segment_starts
 
     def at_that_moment(directory: str) -> list[int]:
         spool.append(MESSAGES[spool.end : spool.end + 10])
         return firsts(directory)
 
-    monkeypatch.setattr(spool_module, "_firsts", at_that_moment)
+    monkeypatch.setattr(spool_module, "_segment_starts", at_that_moment)
     read = reader.read(messages_max=10)
     assert read == list(enumerate(MESSAGES))[2:12]
     reader.close()

@@ -1,4 +1,4 @@
-"""``python -m himalia.keeper DIRECTORY DESCRIPTOR``: the descriptor is a socket to the server that asks."""
+"""``python -m himalia.keeper DIRECTORY DESCRIPTOR``: the descriptor is a socket to the server that starts a kernel."""
 
 from __future__ import annotations
 
@@ -10,27 +10,26 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from himalia.keeper.process import KeeperProcess
-from himalia.keeper.server_connection import LINE_BYTES_MAX, Connection
-from himalia.keeper.signals import Signals
+from himalia.keeper.process import KeeperProcess, SignalSocket
+from himalia.keeper.server_connection import LINE_BYTES_MAX, ServerConnection
 
 LAUNCH_WITHIN_S = 60.0
 
 
 def main(argv: Sequence[str]) -> int:
-    """Read the launch from the server that asks, start the kernel, and keep it."""
-    signals = Signals()
+    """Read the launch from the server, start the kernel, and keep it."""
+    signals = SignalSocket()
     directory = Path(argv[0])
     descriptor = int(argv[1])
     os.set_inheritable(descriptor, False)
     server = socket.socket(fileno=descriptor)
-    received = _received_with_launch(server)
+    received = _receive_launch(server)
     if received is None:
         return 1
     line, _, rest = received.partition(b"\n")
     request = json.loads(line)
     try:
-        keeper = KeeperProcess(directory, Connection(server, rest), request, signals)
+        keeper = KeeperProcess(directory, ServerConnection(server, rest), request, signals)
     except Exception as error:
         print(f"himalia keeper: {error}", file=sys.stderr, flush=True)
         _refuse(server, request, error)
@@ -39,8 +38,8 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _received_with_launch(server: socket.socket) -> bytes | None:
-    """The line that says what to launch, and what came with it; None if the server has gone before."""
+def _receive_launch(server: socket.socket) -> bytes | None:
+    """Read the ``start`` request, and what came with it; None if the server has gone before."""
     server.settimeout(LAUNCH_WITHIN_S)
     received = bytearray()
     try:

@@ -11,25 +11,33 @@ from himalia.child_process import kill_with_parent
 from himalia.keeper.limits import Limits
 
 
-class Child:
-    """Its process id stays taken, by the ended process itself, until ``reap``: a signal never hits a stranger."""
+class CannotStart(Exception):
+    """The command of a kernel cannot be run."""
+
+
+class KernelChild:
+    """A kernel's process. Its id stays in use, by the ended process, until ``reap``: no signal hits another process."""
 
     def __init__(self, argv: Sequence[str], *, cwd: str, env: Mapping[str, str], limits: Limits) -> None:
-        """Start it. Raises OSError if it cannot be."""
+        """Start it. Raises ``CannotStart``."""
+        # What it writes to stdout and stderr; -1 once that was read to its end.
         self.output, output = os.pipe()
         os.set_blocking(self.output, False)
         try:
             self._process = subprocess.Popen(
                 argv,
                 cwd=cwd,
-                # By this ipykernel sees the end of its parent, on any system.
+                # ipykernel uses it to notice the end of its parent, on any system.
                 env={**env, "JPY_PARENT_PID": str(os.getpid())},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
-                preexec_fn=_prepared(limits),
+                preexec_fn=_in_child(limits),
             )
+        except OSError as error:
+            os.close(self.output)
+            raise CannotStart(f"cannot run {argv} in {cwd}: {error}") from error
         except BaseException:
             os.close(self.output)
             raise
@@ -38,8 +46,8 @@ class Child:
         self.pid = self._process.pid
         self.returncode: int | None = None
 
-    def check(self) -> bool:
-        """Look whether it has ended; says whether that is new."""
+    def check_exit(self) -> bool:
+        """Return whether it has ended since the last call."""
         if self.returncode is not None:
             return False
         ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -49,14 +57,18 @@ class Child:
         return True
 
     def signal(self, signum: int) -> bool:
-        """Signal the kernel and what it started; says whether the kernel still ran."""
+        """Signal the kernel and what it started; return whether the kernel still ran."""
         if self.returncode is not None:
             return False
         self._signal_group(signum)
         return True
 
+    def close_output(self) -> None:
+        os.close(self.output)
+        self.output = -1
+
     def reap(self) -> None:
-        """End what the kernel left in its group, and give the process id back."""
+        """End what the kernel left in its group, and release the process id."""
         self._signal_group(signal.SIGKILL)
         self._process.wait()
 
@@ -64,13 +76,13 @@ class Child:
         try:
             os.killpg(self.pid, signum)
         except (ProcessLookupError, PermissionError):
-            # macOS says the latter of a group in which all have ended.
+            # macOS raises the latter for a group in which all have ended.
             pass
 
 
-def _prepared(limits: Limits) -> Callable[[], None]:
-    """What the child does before it becomes the kernel."""
-    # Nobody could find or stop a kernel whose keeper was killed.
+def _in_child(limits: Limits) -> Callable[[], None]:
+    """Return what the child calls before it becomes the kernel, where only system calls are safe."""
+    # No server could find or stop a kernel whose keeper was killed.
     end_with_keeper = kill_with_parent()
 
     def in_child() -> None:

@@ -1,4 +1,4 @@
-"""The server's side of a keeper: holding a kernel's lease, hearing of its end, reading its spool."""
+"""The server's end of a keeper's protocol: holds a kernel's lease, reports its end, reads its spool."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -21,14 +21,23 @@ from himalia.errors import HimaliaError
 from himalia.file_lock import lock_directory
 from himalia.keeper import kernel_directory
 from himalia.keeper.launch import kernel_environment
-from himalia.keeper.limits import Limits
 from himalia.keeper.log_file import log_tail
-from himalia.keeper.spool import SPOOL_BYTES_MAX, Spooled, read_spool
+from himalia.keeper.server_protocol import (
+    KeeperEvent,
+    KeeperInfo,
+    KeeperOp,
+    KernelExit,
+    Launch,
+    ProcessState,
+    SpoolState,
+    from_fields,
+)
+from himalia.keeper.spool import Spooled, read_spool
 from himalia.local_server import make_private
 from himalia.ndjson import LineSplitter
 
 __all__ = [
-    "Keeper",
+    "KeeperClient",
     "KeeperGone",
     "KeeperInfo",
     "KeeperRefused",
@@ -37,141 +46,66 @@ __all__ = [
     "Launch",
     "SpoolState",
     "Spooled",
-    "follow",
-    "found_keepers",
-    "left_exit",
-    "left_owner",
+    "list_keeper_directories",
     "log_tail",
+    "open_spool_notices",
+    "read_exit",
+    "read_owner",
     "read_spool",
-    "remove_leftovers",
+    "remove_stale_directory",
 ]
 
 logger = logging.getLogger("himalia.keeper.client")
 
-KEEP_S = 600.0
-BUSY_KEEP_S = 86400.0
-GRACE_S = 5.0
 ANSWER_WITHIN_S = 10.0
 START_WITHIN_S = 60.0
 
 
 class KeeperGone(HimaliaError):
-    """No keeper answers for this kernel (any more)."""
+    """There is no keeper for this kernel, or it has ended."""
 
 
 class KeeperRefused(HimaliaError):
-    """The keeper cannot do what it was asked; the message is its own."""
+    """The keeper refused a request; the message is its own."""
 
 
 class KernelNotStarted(HimaliaError):
-    """The keeper, or the kernel's command, could not be run. ``data["log"]`` is what they had written."""
+    """The keeper, or the kernel's command, could not be run. ``data["log"]`` is the end of their output."""
 
 
-class Launch(msgspec.Struct, kw_only=True, omit_defaults=False):
-    """What a keeper is told about the kernel to start."""
+class KeeperClient:
+    """A connection to one keeper, which holds its lease: the kernel lives at least as long as this.
 
-    kernel_id: str
-    argv: list[str]
-    env: dict[str, str]
-    cwd: str
-    connection_file: str
-    kernel_name: str = ""
-    owner: str = ""
-    """The caller whose kernel it is; empty for none."""
-    display_name: str = ""
-    interrupt_mode: str = "signal"
-    launch: dict[str, Any] = {}
-    """What a later server needs to start the kernel again. The keeper only remembers it, and not on disk."""
-    keep_s: float = KEEP_S
-    """How long to keep the kernel while no server is connected."""
-    busy_keep_s: float = BUSY_KEEP_S
-    """The same while it is busy, if that is longer; 0 for ever."""
-    keeps_files: bool = True
-    """Whether a later server can come for what the keeper leaves when it ends by itself."""
-    spool_bytes_max: int = SPOOL_BYTES_MAX
-    grace_s: float = GRACE_S
-    """How long a kernel may take to end after SIGTERM, before SIGKILL."""
-    memory_max: int = 0
-    """Most bytes of address space; 0 for no limit."""
-    cpu_s_max: int = 0
-    """Most seconds of CPU time; 0 for no limit."""
-    descriptors: int = 0
-    """Open files, which the kernel may raise itself; 0 for the keeper's own limit."""
-
-
-class SpoolState(msgspec.Struct, frozen=True):
-    """Seqs ``first`` to ``end`` (not included) can be read, but for what was ``dropped`` among them."""
-
-    dir: str
-    first: int
-    end: int
-    dropped: int
-    """Messages that made room for later ones, or that the disk never took, since this keeper started."""
-    size_bytes: int
-    unwritten: int = 0
-    """The last messages that cannot be read yet: they wait for a disk that is full."""
-
-
-class KeeperInfo(msgspec.Struct, frozen=True):
-    """What a keeper says of itself and its kernel when a server connects."""
-
-    kernel_id: str
-    kernel_name: str
-    display_name: str
-    interrupt_mode: str
-    connection_file: str
-    argv: list[str]
-    cwd: str
-    pid: int
-    """The kernel's process, and its process group."""
-    keeper_pid: int
-    socket: str
-    started_us: int
-    version: str
-    grace_s: float
-    alive: bool
-    returncode: int | None
-    spool: SpoolState
-    owner: str = ""
-    keeps_files: bool = False
-    """Whether it leaves the spool and the exit code for a later server when its lease is over; that of 0.1 does not."""
-
-
-class Keeper:
-    """A connection to one keeper, which is holding its lease: the kernel lives at least as long as this.
-
-    All of it is used in one event loop. Every method that asks the keeper raises ``KeeperGone`` if it has gone.
+    All of it is used in one event loop. Every request raises ``KeeperGone`` if the keeper has ended.
     """
-
-    info: KeeperInfo
 
     def __init__(self, directory: Path, sock: socket.socket) -> None:
         """Use ``connect`` or ``start``."""
         self.directory = directory
-        # Not a stream: there, a write that fails would take what has come, and was not read yet, along.
+        # Not a stream: a write that fails there discards what was received and not read yet.
         self._socket = sock
-        self._writing = asyncio.Lock()
+        self._write_lock = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
         self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._requests = 0
+        self._hello: tuple[KeeperInfo, ProcessState] | None = None
         self._exit: asyncio.Future[int] = self._loop.create_future()
-        self._heard = asyncio.Event()
+        self._listening = asyncio.Event()
         self._is_closing = False
-        self._on_exit: Callable[[int], None] | None = None
         self.lost = 0
-        """How many of the last messages of a kernel that has ended its disk did not take."""
+        """How many of the last messages of a kernel that has ended are not in the spool."""
         self._reading = self._loop.create_task(self._read())
 
     @classmethod
-    async def connect(cls, directory: Path) -> Keeper:
-        """Hold the lease of the kernel in a directory. Raises ``KeeperGone`` if nobody listens there."""
-        about = kernel_directory.read_about(directory)
-        if about is None:
+    async def connect(cls, directory: Path) -> KeeperClient:
+        """Hold the lease of the kernel in a directory. Raises ``KeeperGone`` if there is no keeper."""
+        info = kernel_directory.read_info(directory)
+        if info is None:
             raise KeeperGone(f"no kernel is kept in {directory}", directory=str(directory))
         sock = socket.socket(socket.AF_UNIX)
         sock.setblocking(False)
         try:
-            await asyncio.get_running_loop().sock_connect(sock, about["socket"])
+            await asyncio.get_running_loop().sock_connect(sock, info["socket"])
         except BaseException as error:
             sock.close()
             if not isinstance(error, (OSError, KeyError)):
@@ -179,35 +113,49 @@ class Keeper:
             message = f"the keeper of kernel {directory.name} has gone ({error!r})"
             raise KeeperGone(message, directory=str(directory)) from error
         keeper = cls(directory, sock)
-        await keeper._introduce("hello", {}, ANSWER_WITHIN_S)
+        await keeper._handshake(KeeperOp.HELLO, {}, ANSWER_WITHIN_S)
         return keeper
 
     @classmethod
-    async def start(cls, directory: Path, launch: Launch) -> Keeper:
-        """Start a keeper, and by it a kernel; the connection file must be there already.
+    async def start(cls, directory: Path, launch: Launch) -> KeeperClient:
+        """Start a keeper, which starts the kernel. The connection file must exist.
 
         Raises ``KernelNotStarted`` if the command cannot be run. A kernel that runs and ends at once is started.
         """
         make_private(directory)
         keeper = cls(directory, _spawn(directory))
         try:
-            await keeper._introduce("start", msgspec.to_builtins(launch), START_WITHIN_S)
+            await keeper._handshake(KeeperOp.START, launch._asdict(), START_WITHIN_S)
         except (KeeperGone, KeeperRefused) as error:
             log = log_tail(directory)
             raise KernelNotStarted(f"kernel {launch.kernel_id} cannot start: {error}", log=log) from error
         return keeper
 
-    async def _introduce(self, op: str, data: dict[str, Any], timeout_s: float) -> None:
+    async def _handshake(self, op: KeeperOp, data: dict[str, Any], timeout_s: float) -> None:
         try:
-            self.info = msgspec.convert(await self._ask(op, timeout_s, **data), KeeperInfo)
+            answer = await self._request(op, timeout_s, **data)
+            state = _decode(ProcessState, answer)
+            self._hello = _decode(KeeperInfo, answer), state
         except BaseException:
-            if op == "start":
-                # Whoever asked has given up, and nobody else knows of this kernel.
+            if op is KeeperOp.START:
+                # No other server knows of this kernel.
                 _send_if_possible(self._socket, b'{"op":"release"}\n')
             await self.close()
             raise
-        if self.info.returncode is not None:
-            self._set_exit(self.info.returncode)
+        if state.returncode is not None:
+            self._set_exit(state.returncode)
+
+    @property
+    def info(self) -> KeeperInfo:
+        """The keeper and its kernel, as they were when this connected."""
+        assert self._hello is not None, "connect and start set it"
+        return self._hello[0]
+
+    @property
+    def process_state(self) -> ProcessState:
+        """The kernel's process, as it was when this connected."""
+        assert self._hello is not None, "connect and start set it"
+        return self._hello[1]
 
     @property
     def returncode(self) -> int | None:
@@ -222,60 +170,53 @@ class Keeper:
         """Whether the lease is held."""
         return not self._reading.done()
 
-    @property
-    def on_exit(self) -> Callable[[int], None] | None:
-        """Called in the event loop, once, when the kernel has ended; soon, if it has ended already."""
-        return self._on_exit
-
-    @on_exit.setter
-    def on_exit(self, callback: Callable[[int], None] | None) -> None:
-        self._on_exit = callback
-        if self._exit.done():
-            self._loop.call_soon(self._call_on_exit)
+    def add_exit_callback(self, callback: Callable[[int], None]) -> None:
+        """Call ``callback`` with the return code, once, when the kernel has ended; soon, if it has ended already."""
+        self._exit.add_done_callback(lambda exit_: callback(exit_.result()))
 
     async def wait(self) -> int:
-        """Wait for the end of the kernel; when it comes, all that the kernel published is in the spool.
+        """Wait for the end of the kernel, and return how it ended; by then all that it published is in the spool.
 
-        Raises ``KeeperGone`` if the lease is let go before: nobody would tell.
+        Raises ``KeeperGone`` if the lease is released before.
         """
         either: set[asyncio.Future[Any]] = {self._exit, self._reading}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not self._exit.done():
-            raise self._gone("was let go")
+            raise self._gone("was released")
         return self._exit.result()
 
     async def wait_until_listening(self) -> None:
-        """Wait until the keeper hears the kernel's IOPub, or the kernel has ended, or the lease was let go."""
-        await self._heard.wait()
+        """Wait until the keeper is connected to the kernel's IOPub, the kernel has ended, or the lease is released."""
+        await self._listening.wait()
 
     async def signal(self, signum: int) -> bool:
-        """Signal the kernel and what it started; says whether the kernel still ran."""
-        return bool((await self._ask("signal", signum=int(signum)))["delivered"])
+        """Signal the kernel and what it started; return whether the kernel still ran."""
+        return bool((await self._request(KeeperOp.SIGNAL, signum=int(signum)))["delivered"])
 
-    async def stay(self, seconds: float) -> None:
-        """Have the kernel kept for so long when no server is connected."""
-        await self._ask("stay", seconds=seconds)
+    async def set_lease(self, seconds: float) -> None:
+        """Set how long the kernel is kept when no server is connected."""
+        await self._request(KeeperOp.STAY, seconds=seconds)
 
     async def spool_state(self) -> SpoolState:
-        """What can be read from the spool now: all that the keeper has received."""
-        return msgspec.convert(await self._ask("spool"), SpoolState)
+        """Return the state of the spool, with all that the keeper has received by now."""
+        return _decode(SpoolState, await self._request(KeeperOp.SPOOL))
 
     async def launch(self) -> dict[str, Any]:
-        """What the ``Launch`` said under ``launch``."""
-        return dict((await self._ask("launch"))["launch"])
+        """Return the ``launch`` of the ``Launch`` with which the kernel was started."""
+        return dict((await self._request(KeeperOp.LAUNCH))["launch"])
 
     def log_tail(self) -> str:
-        """The end of what the kernel and its keeper wrote to stdout and stderr."""
+        """Read the end of what the kernel and its keeper wrote to stdout and stderr."""
         return log_tail(self.directory)
 
     async def release(self, *, keep_files: bool = False) -> None:
         """End the kernel if it still runs, and the keeper; returns when both have ended. May be called again.
 
-        The directory is removed with its spool, unless another keeper is to go on with it.
+        The directory is removed with its spool, unless ``keep_files`` leaves it for another keeper.
         """
         timeout_s = self.info.grace_s + ANSWER_WITHIN_S
         try:
-            await self._ask("release", timeout_s, keep_files=keep_files)
+            await self._request(KeeperOp.RELEASE, timeout_s, keep_files=keep_files)
             await asyncio.wait({self._reading}, timeout=ANSWER_WITHIN_S)
         except KeeperGone:
             if self.is_connected:
@@ -284,13 +225,13 @@ class Keeper:
             await self.close()
 
     async def close(self) -> None:
-        """Let the lease go. The kernel lives on, for as long as it was told to stay."""
+        """Release the lease. The kernel lives on, for as long as its lease lasts."""
         self._is_closing = True
         self._reading.cancel()
         await asyncio.gather(self._reading, return_exceptions=True)
         self._socket.close()
 
-    async def _ask(self, op: str, timeout_s: float = ANSWER_WITHIN_S, **data: Any) -> dict[str, Any]:
+    async def _request(self, op: KeeperOp, timeout_s: float = ANSWER_WITHIN_S, **data: Any) -> dict[str, Any]:
         if self._reading.done() or self._is_closing:
             raise self._gone("is not connected")
         self._requests += 1
@@ -303,16 +244,16 @@ class Keeper:
                 await self._write(line)
                 return await answer
         except TimeoutError:
-            raise self._gone(f"did not answer {op!r} within {timeout_s:g} s") from None
+            raise self._gone(f"did not answer {op.value!r} within {timeout_s:g} s") from None
         finally:
             del self._answers[number]
 
     async def _write(self, line: bytes) -> None:
         try:
-            async with self._writing:
+            async with self._write_lock:
                 await self._loop.sock_sendall(self._socket, line)
         except OSError as error:
-            # The keeper has gone; it may have said more before, which is read to its end.
+            # The keeper has ended; what it sent before is read to its end.
             await asyncio.wait({self._reading})
             raise self._gone(f"has gone ({error})") from error
 
@@ -324,96 +265,78 @@ class Keeper:
         try:
             while data := await self._loop.sock_recv(self._socket, 1 << 16):
                 for line in splitter.feed(data):
-                    self._take(json.loads(line))
+                    self._on_message(json.loads(line))
         except (OSError, ValueError) as error:
             logger.warning("reading from the keeper of %s failed: %s", self.directory.name, error)
         finally:
-            self._lose()
+            self._on_disconnect()
 
-    def _take(self, message: dict[str, Any]) -> None:
+    def _on_message(self, message: dict[str, Any]) -> None:
         match message.get("event"):
-            case "exited":
+            case KeeperEvent.EXITED:
                 self.lost = message.get("lost", 0)
                 self._set_exit(message["returncode"])
-            case "listening":
-                self._heard.set()
+            case KeeperEvent.LISTENING:
+                self._listening.set()
             case None:
                 answer = self._answers.get(message["id"])
                 if answer is not None and not answer.done():
                     _settle(answer, message)
 
-    def _lose(self) -> None:
-        """The connection has ended; if we did not end it, the keeper has."""
-        self._heard.set()
+    def _on_disconnect(self) -> None:
+        """Fail what waits for an answer. If this end did not close the connection, the keeper has ended."""
+        self._listening.set()
         for answer in self._answers.values():
             if not answer.done():
                 answer.set_exception(self._gone("has gone"))
-                # Whoever asked may have failed before this, in writing.
+                # The request may have failed before this, in writing.
                 answer.exception()
         if not self._is_closing:
             self._set_exit(-signal.SIGKILL)
 
     def _set_exit(self, returncode: int) -> None:
-        self._heard.set()
+        self._listening.set()
         if not self._exit.done():
             self._exit.set_result(returncode)
-            self._loop.call_soon(self._call_on_exit)
-
-    def _call_on_exit(self) -> None:
-        callback, self._on_exit = self._on_exit, None
-        if callback is not None:
-            callback(self._exit.result())
 
 
-def follow(socket_path: str) -> socket.socket:
-    """A socket that becomes readable whenever the spool of a keeper grew; what it brings says nothing more.
+def open_spool_notices(socket_path: str) -> socket.socket:
+    """Open a socket that becomes readable, once at first and then whenever the spool of a keeper has grown.
 
-    It brings something at once, too. It does not hold the lease. Never blocks; raises OSError if nobody listens.
+    What can be read from it has no meaning. It does not hold the lease. Never blocks; raises OSError without a keeper.
     """
     sock = socket.socket(socket.AF_UNIX)
     sock.setblocking(False)
     try:
         sock.connect(socket_path)
-        sock.sendall(b'{"op":"follow","id":1}\n')
+        sock.sendall(json.dumps({"op": KeeperOp.FOLLOW, "id": 1}).encode() + b"\n")
     except BaseException:
         sock.close()
         raise
     return sock
 
 
-class KernelExit(msgspec.Struct, frozen=True):
-    """How a kernel ended, as its keeper left it for a later server."""
-
-    returncode: int | None = None
-    lost: int = 0
-    """How many of its last messages the disk did not take."""
-    reason: str = ""
-    """Why the keeper ended it; empty if it ended by itself."""
-    ended_us: int | None = None
-    limits: Limits = Limits()
-
-
-def left_exit(directory: Path) -> KernelExit | None:
-    """How the kernel in a directory ended; None if its keeper could not tell."""
-    about = kernel_directory.read_about(directory) or {}
+def read_exit(directory: Path) -> KernelExit | None:
+    """Read how the kernel in a directory ended; None if its keeper did not record that."""
+    info = kernel_directory.read_info(directory) or {}
     try:
-        return msgspec.convert(about["exit"], KernelExit)
-    except (KeyError, msgspec.ValidationError):
+        return _decode(KernelExit, info["exit"])
+    except (KeyError, TypeError, msgspec.ValidationError):
         return None
 
 
-def left_owner(directory: Path) -> str | None:
-    """Whose the kernel in a directory is or was; None if that is not known."""
-    return str((kernel_directory.read_about(directory) or {}).get("owner") or "") or None
+def read_owner(directory: Path) -> str | None:
+    """Read whose the kernel in a directory is or was; None if that is not known."""
+    return str((kernel_directory.read_info(directory) or {}).get("owner") or "") or None
 
 
-def found_keepers(runtime_dir: Path) -> list[Path]:
-    """The directories of kernels that are or were kept: ``<runtime_dir>/kernels/<kernel_id>``."""
-    return sorted(path.parent for path in runtime_dir.glob(f"kernels/*/{kernel_directory.ABOUT_FILE}"))
+def list_keeper_directories(runtime_dir: Path) -> list[Path]:
+    """List the directories of kernels that are or were kept: ``<runtime_dir>/kernels/<kernel_id>``."""
+    return sorted(path.parent for path in runtime_dir.glob(f"kernels/*/{kernel_directory.INFO_FILE}"))
 
 
-def remove_leftovers(directory: Path) -> bool:
-    """Remove what a keeper that is gone left behind, its spool included; false if a keeper lives there."""
+def remove_stale_directory(directory: Path) -> bool:
+    """Remove what a keeper that has ended left behind, its spool included; return False if a keeper lives there."""
     try:
         lock = lock_directory(directory)
     except FileNotFoundError:
@@ -421,21 +344,30 @@ def remove_leftovers(directory: Path) -> bool:
     if lock is None:
         return False
     try:
-        about = kernel_directory.read_about(directory) or {}
+        info = kernel_directory.read_info(directory) or {}
         kernel_directory.remove(
             directory,
-            connection_file=Path(about["connection_file"]) if "connection_file" in about else None,
-            socket=Path(about["socket"]) if "socket" in about else None,
+            connection_file=Path(info["connection_file"]) if "connection_file" in info else None,
+            socket=Path(info["socket"]) if "socket" in info else None,
         )
     finally:
         os.close(lock)
     return True
 
 
-def _spawn(directory: Path) -> socket.socket:
-    """Start a keeper that no signal to the server's terminal or group reaches. Returns the socket to it.
+T = TypeVar("T", bound=tuple[Any, ...])
 
-    That socket holds the lease from the first moment: there is no time in which nobody does.
+
+def _decode(kind: type[T], fields: dict[str, Any]) -> T:
+    """Build a message from its fields, and check their types. Raises ``TypeError`` or ``msgspec.ValidationError``."""
+    message: T = msgspec.convert(list(from_fields(kind, fields)), kind)
+    return message
+
+
+def _spawn(directory: Path) -> socket.socket:
+    """Start a keeper that no signal to the server's terminal or group reaches; return a socket to it.
+
+    That socket holds the lease from the first moment.
     """
     ours, theirs = socket.socketpair()
     log = os.open(
@@ -444,7 +376,7 @@ def _spawn(directory: Path) -> socket.socket:
     try:
         with theirs:
             process = subprocess.Popen(
-                # -P: what lies in a working directory must not stand in for a module.
+                # -P: a file in the working directory must not hide a module.
                 [sys.executable, "-P", "-m", "himalia.keeper", str(directory), str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -459,7 +391,7 @@ def _spawn(directory: Path) -> socket.socket:
         raise
     finally:
         os.close(log)
-    # It may outlive every object here, and still must not stay a zombie while this process lives.
+    # It may outlive every object here, but must not stay a zombie while this process lives.
     ours.setblocking(False)
     threading.Thread(target=process.wait, name=f"reaper of keeper {process.pid}", daemon=True).start()
     return ours

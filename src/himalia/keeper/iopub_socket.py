@@ -18,11 +18,11 @@ _EVENT = struct.Struct("=HI")
 _MONITOR_ADDRESS = "inproc://iopub-monitor"
 
 
-class IopubTap:
+class IopubSocket:
     """A SUB socket that subscribed before it connected, without a limit on what it holds."""
 
     def __init__(self, connection: dict[str, Any]) -> None:
-        """Begin to connect, by what Jupyter's connection file says."""
+        """Begin to connect to the kernel of a connection file."""
         self.is_connected = False
         self._context = zmq.Context()
         self.socket: zmq.Socket[bytes] = self._context.socket(zmq.SUB)
@@ -46,7 +46,7 @@ class IopubTap:
         self.socket.curve_serverkey = connection["curve_publickey"].encode()
 
     def receive(self) -> list[list[bytes]]:
-        """What has come, up to a limit; empty if nothing has."""
+        """Return what has come, up to a limit; empty if nothing has. Never blocks."""
         messages: list[list[bytes]] = []
         try:
             while len(messages) < MESSAGES_AT_ONCE:
@@ -55,8 +55,8 @@ class IopubTap:
             pass
         return messages
 
-    def watch(self) -> None:
-        """Bring ``is_connected`` up to date."""
+    def update_connected(self) -> None:
+        """Set ``is_connected`` by the monitor's events."""
         try:
             while True:
                 event, _ = _EVENT.unpack(self.monitor.recv_multipart(zmq.NOBLOCK)[0])
@@ -65,6 +65,7 @@ class IopubTap:
             pass
 
     def close(self) -> None:
+        # In this order: an event that no socket reads would block ZeroMQ's I/O thread, and ``term`` would wait for it.
         self.socket.disable_monitor()
         self.monitor.close()
         self.socket.close()
@@ -77,42 +78,42 @@ def _url(connection: dict[str, Any]) -> str:
 
 
 REQUESTS_MAX = 1000
-"""Requests that a kernel can be busy with, as far as is remembered here."""
+"""Requests that a kernel can be busy with; more are not counted."""
 _DELIMITER = b"<IDS|MSG>"
 
 
 def is_status(frames: Sequence[bytes]) -> bool:
-    """Whether this is a message by which a kernel says that it begins or ends something."""
+    """Return whether this is a kernel's ``busy`` or ``idle``."""
     return b'"status"' in _part(frames, 2)
 
 
 def is_idle(frames: Sequence[bytes]) -> bool:
-    """Whether this is the message by which a kernel says that it has ended something: somebody waits for it."""
+    """Return whether this is the end of a request: a client waits for it."""
     return is_status(frames) and b'"idle"' in _part(frames, 5)
 
 
-class Busyness:
-    """Whether a kernel works on some request, by the ``busy`` and ``idle`` that it says of each.
+class KernelActivity:
+    """Whether a kernel works on any request, by the ``busy`` and ``idle`` of each.
 
-    The last of them alone would not tell: a kernel answers on its control channel while a cell runs, and is ``busy``
+    The last of them alone is not enough: a kernel answers on its control channel while a cell runs, and is ``busy``
     and ``idle`` for that as well.
     """
 
     def __init__(self) -> None:
-        self._begun: dict[str, None] = {}
+        self._running: dict[str, None] = {}
 
     @property
     def is_busy(self) -> bool:
-        return bool(self._begun)
+        return bool(self._running)
 
-    def take(self, frames: Sequence[bytes]) -> None:
-        """Take a status message; anything else changes nothing."""
+    def apply(self, frames: Sequence[bytes]) -> None:
+        """Apply a status message; any other message changes nothing."""
         state = _object(_part(frames, 5)).get("execution_state")
         request = str(_object(_part(frames, 3)).get("msg_id", ""))
-        if state == "busy" and len(self._begun) < REQUESTS_MAX:
-            self._begun[request] = None
+        if state == "busy" and len(self._running) < REQUESTS_MAX:
+            self._running[request] = None
         elif state == "idle":
-            self._begun.pop(request, None)
+            self._running.pop(request, None)
 
 
 def _object(part: bytes) -> dict[str, Any]:
@@ -124,7 +125,7 @@ def _object(part: bytes) -> dict[str, Any]:
 
 
 def _part(frames: Sequence[bytes], number: int) -> bytes:
-    """A part of the message, counted from the delimiter; empty if there is none."""
+    """Return a part of the message, counted from the delimiter; empty if there is none."""
     try:
         return frames[frames.index(_DELIMITER) + number]
     except (ValueError, IndexError):

@@ -1,8 +1,8 @@
-"""What lies in the directory of one kept kernel. Its keeper holds ``file_lock.lock_directory`` on it while it runs.
+"""The directory of one kept kernel. Its keeper holds ``file_lock.lock_directory`` on it while it runs.
 
 ::
 
-    keeper.json      whom to ask and what about: all that a restarted server needs
+    keeper.json      ``KeeperInfo`` and, at the end, ``KernelExit``: all that a later server needs
     keeper.sock      where the keeper listens, unless its path would be too long
     connection.json  Jupyter's connection file
     kernel.log       what the kernel and the keeper wrote to stdout and stderr; kernel.log.1 is older
@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-ABOUT_FILE = "keeper.json"
+INFO_FILE = "keeper.json"
 SOCKET_FILE = "keeper.sock"
 CONNECTION_FILE = "connection.json"
 LOG_FILE = "kernel.log"
@@ -25,12 +25,12 @@ OLD_LOG_FILE = "kernel.log.1"
 SPOOL_DIRECTORY = "spool"
 
 SOCKET_PATH_BYTES_MAX = 103
-"""What every system takes: Linux has room for 107 bytes, others for 103."""
+"""The longest path on every system: Linux has room for 107 bytes, others for 103."""
 SHORT_PREFIX = "himalia-"
 
 
-def socket_path(directory: Path) -> Path:
-    """Where to listen: in the directory, or in a new private one where that path is too long for a socket."""
+def choose_socket_path(directory: Path) -> Path:
+    """Return where to listen: in the directory, or in a new private one where that path is too long for a socket."""
     path = directory / SOCKET_FILE
     if _fits(path):
         return path
@@ -46,34 +46,34 @@ def _fits(path: Path) -> bool:
 
 
 def remove_socket(path: Path) -> None:
-    """Remove the socket, and the directory that was made for it alone."""
+    """Remove the socket, and its directory if that was made for it."""
     _remove_file(path)
     if path.parent.name.startswith(SHORT_PREFIX):
         _remove_directory(path.parent)
 
 
-def write_about(directory: Path, about: dict[str, Any]) -> None:
-    """Write ``keeper.json``, whole or not at all, readable by its user only."""
-    unfinished = directory / f"{ABOUT_FILE}.new"
+def write_info(directory: Path, info: dict[str, Any]) -> None:
+    """Write ``keeper.json``, atomically, readable by its user only."""
+    unfinished = directory / f"{INFO_FILE}.new"
     descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "w") as file:
-        json.dump(about, file, indent=1)
-    os.replace(unfinished, directory / ABOUT_FILE)
+        json.dump(info, file, indent=1)
+    os.replace(unfinished, directory / INFO_FILE)
 
 
-def read_about(directory: Path) -> dict[str, Any] | None:
-    """What ``keeper.json`` says; None if there is none, or not one of ours."""
+def read_info(directory: Path) -> dict[str, Any] | None:
+    """Read ``keeper.json``; None if there is none, or it is not an object."""
     try:
-        about = json.loads((directory / ABOUT_FILE).read_bytes())
+        info = json.loads((directory / INFO_FILE).read_bytes())
     except (OSError, ValueError):
         return None
-    return about if isinstance(about, dict) else None
+    return info if isinstance(info, dict) else None
 
 
 def remove(directory: Path, *, connection_file: Path | None = None, socket: Path | None = None) -> None:
-    """Remove what a keeper leaves, and the directory if nothing else is in it. Never fails.
+    """Remove a keeper's files, and the directory if nothing else is in it. Never fails.
 
-    Only files that are known to be the keeper's go: the directory is named by a setting, which can be wrong.
+    Only files that are known to be the keeper's are removed: the directory is named by a setting, which can be wrong.
     """
     if socket is not None:
         remove_socket(socket)
@@ -84,7 +84,7 @@ def remove(directory: Path, *, connection_file: Path | None = None, socket: Path
     for path in connection.parent.glob(f"{connection.stem}-ipc-*"):
         _remove_file(path)
     _remove_file(connection)
-    for name in (SOCKET_FILE, LOG_FILE, OLD_LOG_FILE, f"{ABOUT_FILE}.new", ABOUT_FILE):
+    for name in (SOCKET_FILE, LOG_FILE, OLD_LOG_FILE, f"{INFO_FILE}.new", INFO_FILE):
         _remove_file(directory / name)
     _remove_directory(directory)
 

@@ -15,7 +15,7 @@ from jupyter_client.manager import AsyncKernelManager
 
 from himalia.errors import BadRequest, KernelFailed
 from himalia.jupyter.connection_file import ConnectionInfo, read_connection_file
-from himalia.keeper.client import Keeper, KernelNotStarted, Spooled, read_spool, remove_leftovers
+from himalia.keeper.client import KeeperClient, KernelNotStarted, Spooled, read_spool, remove_stale_directory
 from himalia.keeper.launch import kernel_environment, transport_encryption
 from himalia.keeper.limits import Limits
 from himalia.keeper.provisioner import KeeperProvisioner, let_go, reattach
@@ -143,11 +143,11 @@ class KernelProcess:
         return self.exited.result() if self.exited.done() else None
 
     @property
-    def before_release(self) -> Callable[[Keeper], Awaitable[None]] | None:
+    def before_release(self) -> Callable[[KeeperClient], Awaitable[None]] | None:
         return self._provisioner.before_release
 
     @before_release.setter
-    def before_release(self, work: Callable[[Keeper], Awaitable[None]]) -> None:
+    def before_release(self, work: Callable[[KeeperClient], Awaitable[None]]) -> None:
         self._provisioner.before_release = work
 
     @property
@@ -208,7 +208,7 @@ class KernelProcess:
         """End the process and its keeper, and remove what they left."""
         await self._manager.shutdown_kernel(now=self.returncode is not None)
         # Of one that could not be restarted.
-        await asyncio.to_thread(remove_leftovers, self.directory)
+        await asyncio.to_thread(remove_stale_directory, self.directory)
 
     async def let_go(self) -> None:
         """Leave it to its keeper."""
@@ -223,9 +223,9 @@ class KernelProcess:
         self.connection = read_connection_file(Path(keeper.info.connection_file))
         self.lost = 0
         self.exited = asyncio.get_running_loop().create_future()
-        keeper.on_exit = partial(self._ended, keeper)
+        keeper.add_exit_callback(partial(self._ended, keeper))
 
-    def _ended(self, keeper: Keeper, returncode: int) -> None:
+    def _ended(self, keeper: KeeperClient, returncode: int) -> None:
         self.lost = keeper.lost
         if not self.exited.done():
             self.exited.set_result(returncode)

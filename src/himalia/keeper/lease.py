@@ -1,4 +1,4 @@
-"""How long a kernel is kept when no server asks for it any more."""
+"""How long a kernel is kept while no server is connected."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 class Lease:
     """Held while at least one server is connected; over when none has been for ``keep_s``.
 
-    A busy kernel has ``busy_keep_s``, if that is longer; 0 is for ever. Once it is idle it has ``keep_s`` from then on.
+    A busy kernel has ``busy_keep_s``, if that is longer; 0 is no limit. Once it is idle it has ``keep_s`` from then on.
     """
 
     def __init__(
@@ -22,15 +22,15 @@ class Lease:
         self._is_busy = False
         self._free_since = self._idle_since = clock()
 
-    def take(self) -> None:
+    def acquire(self) -> None:
         self._holders += 1
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         self._holders -= 1
         if not self._holders:
             self._free_since = self._clock()
 
-    def stay(self, keep_s: float) -> None:
+    def set_duration(self, keep_s: float) -> None:
         """Change how long the kernel is kept, counted from when the last server left."""
         self._keep_s = keep_s
 
@@ -41,14 +41,14 @@ class Lease:
 
     @property
     def term_s(self) -> float | None:
-        """How long it lasts without a server; None for ever."""
+        """How long it lasts without a server; None without a limit."""
         if not self._is_busy:
             return self._keep_s
         return max(self._busy_keep_s, self._keep_s) if self._busy_keep_s else None
 
     @property
-    def left_s(self) -> float | None:
-        """Seconds until it is over, 0 if it is; None while it is held, or will never be over."""
+    def remaining_s(self) -> float | None:
+        """Seconds until it is over, 0 if it is; None while it is held, or if it has no limit."""
         term_s = self.term_s
         if self._holders or term_s is None:
             return None
@@ -57,4 +57,4 @@ class Lease:
 
     @property
     def is_over(self) -> bool:
-        return self.left_s == 0.0
+        return self.remaining_s == 0.0

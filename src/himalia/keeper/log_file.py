@@ -22,18 +22,18 @@ class LogFile:
         self._open()
 
     def write(self, data: bytes) -> None:
-        """Append; what the disk does not take is lost, the keeper has nobody to tell."""
+        """Append; what the disk does not store is lost, since the keeper can report it to no server."""
         try:
             while data:
                 if self._size >= self._half:
-                    self._turn()
+                    self._rotate()
                 written = os.write(self._descriptor, data[: max(self._half - self._size, 1)])
                 self._size += written
                 data = data[written:]
         except OSError:
             pass
 
-    def _turn(self) -> None:
+    def _rotate(self) -> None:
         os.replace(self._path, self._old)
         os.close(self._descriptor)
         self._open()
@@ -42,13 +42,13 @@ class LogFile:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         self._descriptor = os.open(self._path, flags, 0o600)
         self._size = os.fstat(self._descriptor).st_size
-        # What the keeper itself says goes to the newest file as well.
+        # The keeper's own output goes to the newest file as well.
         os.dup2(self._descriptor, 1)
         os.dup2(self._descriptor, 2)
 
 
 def log_tail(directory: Path, bytes_max: int = 16384) -> str:
-    """The end of what the kernel and its keeper have written; empty if there is nothing."""
+    """Read the end of what the kernel and its keeper have written; empty if there is nothing."""
     parts = []
     for name in (OLD_LOG_FILE, LOG_FILE):
         try:

@@ -18,18 +18,14 @@ from traitlets import Bool, Float, Integer, Unicode, default
 from himalia.jupyter.connection_file import PORTS
 from himalia.keeper import kernel_directory
 from himalia.keeper.client import (
-    BUSY_KEEP_S,
-    GRACE_S,
-    KEEP_S,
-    Keeper,
+    KeeperClient,
     KeeperGone,
     KernelNotStarted,
-    Launch,
-    remove_leftovers,
+    remove_stale_directory,
 )
 from himalia.keeper.launch import kernel_command, kernel_environment
 from himalia.keeper.ports import PortBlock, find_ports, reserve
-from himalia.keeper.spool import SPOOL_BYTES_MAX
+from himalia.keeper.server_protocol import BUSY_KEEP_S, GRACE_S, KEEP_S, SPOOL_BYTES_MAX, Launch
 from himalia.local_server import make_private, runtime_directory
 
 _IGNORED = {"stdin", "stdout", "stderr", "independent", "kernel_id", "extra_arguments", "start_new_session"}
@@ -66,8 +62,8 @@ class KeeperProvisioner(LocalProvisioner):
         GRACE_S, config=True, help="Seconds from SIGTERM to SIGKILL when the keeper ends the kernel."
     )
 
-    keeper: Keeper | None = None
-    before_release: Callable[[Keeper], Awaitable[None]] | None = None
+    keeper: KeeperClient | None = None
+    before_release: Callable[[KeeperClient], Awaitable[None]] | None = None
     """Awaited when the kernel has ended and before its spool is removed: the time to read what is left of it."""
     last_log: str = ""
     """What the last kernel had written to stdout and stderr when it was released or could not be started."""
@@ -80,7 +76,7 @@ class KeeperProvisioner(LocalProvisioner):
     def _default_directory(self) -> str:
         return str(runtime_directory() / "kernels" / str(self.kernel_id))
 
-    def adopt(self, keeper: Keeper) -> None:
+    def adopt(self, keeper: KeeperClient) -> None:
         """Manage the kernel of a keeper that is connected already."""
         self.keeper = keeper
         self.directory = str(keeper.directory)
@@ -174,13 +170,13 @@ class KeeperProvisioner(LocalProvisioner):
         await self._release(keep_files=True)
         directory = Path(self.directory)
         try:
-            self.adopt(await Keeper.start(directory, self._launch(cmd, env, cwd)))
+            self.adopt(await KeeperClient.start(directory, self._launch(cmd, env, cwd)))
         except BaseException as error:
             if isinstance(error, KernelNotStarted):
                 self.last_log = error.data["log"]
-            if kernel_directory.read_about(directory) is None:
+            if kernel_directory.read_info(directory) is None:
                 # Nothing was ever kept here.
-                remove_leftovers(directory)
+                remove_stale_directory(directory)
             raise
         if self.parent is not None:
             # The file lives as long as the kernel, which may outlive the manager, who would remove it.
@@ -236,13 +232,13 @@ class KeeperProvisioner(LocalProvisioner):
             if self.before_release is not None and not keep_files:
                 await self.before_release(keeper)
         except BaseException:
-            # Somebody may still read the spool: ``found_keepers`` names it.
+            # Somebody may still read the spool: ``list_keeper_directories`` names it.
             await keeper.release(keep_files=True)
             raise
         await keeper.release(keep_files=keep_files)
         if not keep_files:
             # Of a keeper that was killed.
-            remove_leftovers(keeper.directory)
+            remove_stale_directory(keeper.directory)
 
     async def get_provisioner_info(self) -> dict[str, Any]:
         info = await super().get_provisioner_info()
@@ -252,7 +248,7 @@ class KeeperProvisioner(LocalProvisioner):
     async def load_provisioner_info(self, provisioner_info: dict[str, Any]) -> None:
         """Connect to the keeper again. Raises ``KeeperGone`` if it has ended."""
         await super().load_provisioner_info(provisioner_info)
-        self.adopt(await Keeper.connect(Path(provisioner_info["directory"])))
+        self.adopt(await KeeperClient.connect(Path(provisioner_info["directory"])))
 
 
 def _plain(value: Any) -> Any:
@@ -268,7 +264,7 @@ async def reattach(
     Raises ``KeeperGone`` if the keeper has ended: what it left can be read with ``read_spool``, then removed. The
     kernel itself may have ended; the manager then says that it is not alive, and can restart it.
     """
-    keeper = await Keeper.connect(directory)
+    keeper = await KeeperClient.connect(directory)
     try:
         return await _managed(keeper, kernel_spec_manager)
     except BaseException:
@@ -285,7 +281,7 @@ async def let_go(manager: AsyncKernelManager, *, keep_s: float | None = None) ->
     if isinstance(provisioner, KeeperProvisioner) and provisioner.keeper is not None:
         keeper, provisioner.keeper = provisioner.keeper, None
         if keep_s is not None:
-            await keeper.stay(keep_s)
+            await keeper.set_lease(keep_s)
         await keeper.close()
         provisioner.release_ports()
     manager._close_control_socket()
@@ -293,7 +289,7 @@ async def let_go(manager: AsyncKernelManager, *, keep_s: float | None = None) ->
         manager.context.destroy(linger=0)
 
 
-async def _managed(keeper: Keeper, kernel_spec_manager: KernelSpecManager | None) -> AsyncKernelManager:
+async def _managed(keeper: KeeperClient, kernel_spec_manager: KernelSpecManager | None) -> AsyncKernelManager:
     launch, info = await keeper.launch(), keeper.info
     more = {} if kernel_spec_manager is None else {"kernel_spec_manager": kernel_spec_manager}
     manager = AsyncKernelManager(
@@ -316,7 +312,7 @@ async def _managed(keeper: Keeper, kernel_spec_manager: KernelSpecManager | None
     )
     if not info.keeps_files:
         # One of 0.1 would remove what it has when its lease is over, and knows no other for a busy kernel.
-        await keeper.stay(max(provisioner.keep_s, BUSY_KEEP_S))
+        await keeper.set_lease(max(provisioner.keep_s, BUSY_KEEP_S))
     provisioner.adopt(keeper)
     provisioner.connection_info = manager.get_connection_info()
     provisioner.adopt_ports(manager)

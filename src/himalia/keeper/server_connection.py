@@ -1,12 +1,18 @@
-"""One server that is connected: JSON lines in, JSON lines out, never waiting for it."""
+"""The servers that are connected to a keeper: JSON lines in, JSON lines out, never waiting for any of them."""
 
 from __future__ import annotations
 
 import json
 import os
 import socket
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+
+import zmq
+
+from himalia.keeper.event_loop import EventLoop
+from himalia.keeper.lease import Lease
 
 from himalia.ndjson import LineSplitter
 
@@ -15,9 +21,11 @@ LINE_BYTES_MAX = 16 << 20
 UNSENT_BYTES_MAX = 32 << 20
 
 
-class Connection:
+class ServerConnection:
+    """A socket to one server."""
+
     def __init__(self, sock: socket.socket, received: bytes = b"") -> None:
-        """A connected socket, and what was read from it already."""
+        """Use a connected socket, from which some bytes may have been read already."""
         sock.setblocking(False)
         self._socket = sock
         self._received = received
@@ -25,7 +33,7 @@ class Connection:
         self._unsent = bytearray()
         self.is_closed = False
         self.is_following = False
-        """Whether it is there to be notified, and for nothing else."""
+        """Whether it only gets notices that the spool has grown."""
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -35,7 +43,7 @@ class Connection:
         return bool(self._unsent)
 
     def receive(self) -> list[bytes]:
-        """The lines that are complete. The connection is closed if the server has gone, or never ends a line."""
+        """Return the lines that are complete. Closes the connection if the server has gone, or never ends a line."""
         try:
             data = self._socket.recv(1 << 16)
         except BlockingIOError:
@@ -49,14 +57,14 @@ class Connection:
         return lines
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send now what the socket takes, the rest by ``flush``; a server that never reads is let go."""
+        """Send now what the socket accepts, the rest by ``flush``; a server that never reads is disconnected."""
         self._unsent += json.dumps(message).encode() + b"\n"
         self.flush()
         if len(self._unsent) > UNSENT_BYTES_MAX:
             self.close()
 
     def notify(self) -> None:
-        """Send an empty line. If there is no room for it, one before it was not read yet, and will do."""
+        """Send an empty line. If there is no room for it, an earlier one was not read yet, and is enough."""
         if self._unsent:
             return
         try:
@@ -78,14 +86,99 @@ class Connection:
     def close(self) -> None:
         self.is_closed = True
         self._unsent.clear()
-        # Only marked here: the descriptor must stay valid until it is out of the poller.
+        # Only marked here: the descriptor must stay valid until it is out of the event loop.
 
     def release(self) -> None:
+        """Close the socket itself."""
         self._socket.close()
 
 
+class ConnectionListener(Protocol):
+    """Gets the events of all connections, in the keeper's one thread."""
+
+    def connected(self, connection: ServerConnection) -> None:
+        """A server has connected."""
+
+    def request_received(self, connection: ServerConnection, line: bytes) -> None:
+        """A server has sent a line."""
+
+
+class ServerConnections:
+    """Every server that is connected, and the lease that they hold: all of them, except followers of the spool."""
+
+    def __init__(self, path: Path, loop: EventLoop, lease: Lease, listener: ConnectionListener) -> None:
+        """Accept servers on a socket at ``path``. Raises OSError."""
+        self._loop = loop
+        self._lease = lease
+        self._listener = listener
+        self._connections: dict[int, ServerConnection] = {}
+        self._socket = listen(path)
+        loop.add(self._socket.fileno(), lambda _: self._accept())
+
+    def add(self, connection: ServerConnection) -> None:
+        """Serve a connection; from now on it holds the lease."""
+        self._connections[connection.fileno()] = connection
+        self._loop.add(connection.fileno(), partial(self._serve, connection))
+        self._lease.acquire()
+        self._listener.connected(connection)
+
+    def make_follower(self, connection: ServerConnection) -> None:
+        """Send it a notice whenever the spool has grown, and nothing else.
+
+        It no longer holds the lease: its server has another connection, by which it also learns of the kernel's end.
+        """
+        if not connection.is_following:
+            connection.is_following = True
+            self._lease.release()
+
+    def broadcast(self, event: dict[str, Any]) -> None:
+        """Send an event to every server, but not to followers."""
+        for connection in list(self._connections.values()):
+            if not connection.is_following:
+                connection.send(event)
+                self._update(connection)
+
+    def notify_followers(self) -> None:
+        for connection in list(self._connections.values()):
+            if connection.is_following:
+                connection.notify()
+                self._update(connection)
+
+    def close(self) -> None:
+        """Accept no more servers."""
+        self._loop.remove(self._socket.fileno())
+        self._socket.close()
+
+    def _accept(self) -> None:
+        try:
+            accepted, _ = self._socket.accept()
+        except OSError:
+            return
+        self.add(ServerConnection(accepted))
+
+    def _serve(self, connection: ServerConnection, events: int) -> None:
+        if events & zmq.POLLOUT:
+            connection.flush()
+        if events & ~zmq.POLLOUT:
+            for line in connection.receive():
+                self._listener.request_received(connection, line)
+        self._update(connection)
+
+    def _update(self, connection: ServerConnection) -> None:
+        """Wait for what the connection waits for; remove one that is closed."""
+        descriptor = connection.fileno()
+        if not connection.is_closed:
+            events = zmq.POLLIN | (zmq.POLLOUT if connection.has_unsent else 0)
+            self._loop.add(descriptor, partial(self._serve, connection), events)
+        elif self._connections.pop(descriptor, None) is not None:
+            self._loop.remove(descriptor)
+            connection.release()
+            if not connection.is_following:
+                self._lease.release()
+
+
 def listen(path: Path) -> socket.socket:
-    """A socket to which servers connect, for this user only."""
+    """Bind a socket to which servers connect, for this user only."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         path.unlink(missing_ok=True)

@@ -17,7 +17,7 @@ import zmq
 
 from himalia.iopub.broker import IopubBroker
 from himalia.jupyter.wire import DELIMITER, Fault, KernelMessage, Wire
-from himalia.keeper.client import follow
+from himalia.keeper.client import open_spool_notices
 from himalia.keeper.spool import Spooled, SpoolReader
 from himalia.throttle import LogThrottle
 
@@ -221,7 +221,7 @@ class SpoolFeed:
 
     def open(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         try:
-            self._notices = follow(self.name)
+            self._notices = open_spool_notices(self.name)
         except OSError as error:
             # It has ended, and what it wrote is read all the same.
             logger.info("no keeper tells of what comes to its spool: %s (%s)", self.name, error)

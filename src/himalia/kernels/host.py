@@ -33,7 +33,7 @@ from himalia.jupyter.lifecycle import RequestState
 from himalia.jupyter.records import KernelEvent, event_draft
 from himalia.jupyter.request_events import EventKind, RequestEvent
 from himalia.jupyter.wire import Wire
-from himalia.keeper.client import KeeperGone, found_keepers
+from himalia.keeper.client import KeeperGone, list_keeper_directories
 from himalia.keeper.kernel_process import KernelProcess
 from himalia.keeper.launch import check_attachable
 from himalia.keeper.spool_consumer import Bookmark
@@ -117,7 +117,7 @@ class KernelHost:
         kept = [
             found
             for directory in (self._directory, *self._earlier_directories)
-            for found in found_keepers(directory)
+            for found in list_keeper_directories(directory)
         ]
         known = {KERNEL_TOPIC_PREFIX + directory.name for directory in kept}
         topics = [info.name for info in await self._manager.log.topics() if info.name not in known]

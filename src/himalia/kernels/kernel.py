@@ -24,7 +24,7 @@ from himalia.jupyter.records import (
     too_large_draft,
 )
 from himalia.jupyter.wire import Fault, FaultKind, KernelMessage
-from himalia.keeper.client import Keeper
+from himalia.keeper.client import KeeperClient
 from himalia.keeper.kernel_process import KernelProcess
 from himalia.keeper.limits import Limits, exit_reason
 from himalia.keeper.spool_consumer import SPOOL_WAS_FULL, Bookmark
@@ -639,7 +639,7 @@ class Kernel:
             await self.topic_writer.close()
             self._listener.kernel_ended(self)
 
-    async def _before_release(self, keeper: Keeper) -> None:
+    async def _before_release(self, keeper: KeeperClient) -> None:
         """All of its spool is committed when this returns: it is about to be removed."""
         await self._hear_out()
         if self._link is not None:

@@ -33,7 +33,7 @@ from himalia.jupyter.request_events import UNREADABLE
 from himalia.jupyter.timeline import KernelTimeline
 from himalia.jupyter.wire import NOT_ON_IOPUB, Fault, FaultKind, KernelMessage, Wire
 from himalia.keeper import kernel_directory
-from himalia.keeper.client import KernelExit, left_exit, left_owner, read_spool, remove_leftovers
+from himalia.keeper.client import KernelExit, read_exit, read_owner, read_spool, remove_stale_directory
 from himalia.keeper.limits import exit_reason
 from himalia.keeper.spool import Spooled
 from himalia.keeper.spool_consumer import SPOOL_WAS_FULL, Bookmark, Intake
@@ -82,7 +82,7 @@ async def has_ended(log: Log, topic: str) -> bool:
 
 def recorded_connection_file(directory: Path) -> Path:
     """Return the connection file of the kernel that was kept in a directory."""
-    about = kernel_directory.read_about(directory) or {}
+    about = kernel_directory.read_info(directory) or {}
     return Path(str(about.get("connection_file") or directory / kernel_directory.CONNECTION_FILE))
 
 
@@ -172,7 +172,7 @@ class Leftovers:
         """
         try:
             if await self._store(directory):
-                await asyncio.to_thread(remove_leftovers, directory)
+                await asyncio.to_thread(remove_stale_directory, directory)
         except (HimaliaError, OSError) as error:
             logger.warning("the output of kernel %s stays in %s: %s", directory.name, directory, error)
 
@@ -189,7 +189,7 @@ class Leftovers:
     async def _store(self, directory: Path) -> bool:
         """Store and close; returns whether the directory can be removed."""
         kernel_id = directory.name
-        exit_ = await asyncio.to_thread(left_exit, directory)
+        exit_ = await asyncio.to_thread(read_exit, directory)
         reason = _death_reason(exit_)
         bookmark = await self._bookmark(directory)
         if bookmark is None:
@@ -214,7 +214,7 @@ class Leftovers:
             if await asyncio.to_thread(lambda: next(read_spool(directory), None)) is None:
                 return None
         try:
-            await self._manager.create_topic(topic, owner=await asyncio.to_thread(left_owner, directory))
+            await self._manager.create_topic(topic, owner=await asyncio.to_thread(read_owner, directory))
         except TopicExists:
             pass
         return Bookmark()
