@@ -13,7 +13,6 @@ import zmq
 
 from himalia.keeper.event_loop import EventLoop
 from himalia.keeper.lease import Lease
-
 from himalia.ndjson import LineSplitter
 
 LINE_BYTES_MAX = 16 << 20
