@@ -4,28 +4,28 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 ARCHIVE := .venv/spark.jsa
 PROCESSES ?= 4
-NO_PACKAGES := pip could not install the packages, and says above why. They are needed once, from a network: go online (pip heeds HTTPS_PROXY and PIP_INDEX_URL), then run make again.
+NO_PACKAGES := pip could not install the packages; the reason is above. They are downloaded once: connect to a network (pip uses HTTPS_PROXY and PIP_INDEX_URL), then run make again.
 
 .DEFAULT_GOAL := help
 .PHONY: help setup browser tools run demo check test test-all lint types quick unit soak bench fuzz clean constraints
 
-help:            ## Say what there is
-	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+help:            ## List the targets
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(STAMP)  ## Make .venv with everything in it, at the pinned versions
+setup: $(STAMP)  ## Create .venv with the pinned versions
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Himalia needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.12 " + "setup")'
-	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || { echo "Python cannot make virtual environments here: install its venv package (Debian: apt-get install python3-venv)"; exit 1; }
-	@echo "Installing into .venv (two minutes or so the first time)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || { echo "Python cannot create virtual environments here: install its venv package (Debian: apt-get install python3-venv)"; exit 1; }
+	@echo "Installing into .venv (about two minutes the first time)"
 	@PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --constraint constraints.txt pip || { echo "$(NO_PACKAGES)"; exit 1; }
 	@PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --editable '.[arrow,notebooks,page,spark,tables,tracing]' --group dev || { echo "$(NO_PACKAGES)"; exit 1; }
 	@touch $(STAMP)
 
-run: setup       ## Start the server on its embedded log, and the pipeline beside it
+run: setup       ## Start the server on its embedded log, and the pipeline
 	@$(BIN)/himalia up
 
-demo: setup      ## The same, with a kernel at work and orders coming in
+demo: setup      ## The same with a demo workload
 	@$(BIN)/himalia up --demo
 
 check: lint types quick  ## Lint, check types, run the quick tests: about a minute
@@ -70,7 +70,7 @@ quick: setup
 soak: setup browser $(ARCHIVE)
 	@$(BIN)/pytest -rfEs -m soak
 
-bench: setup     ## Measure Himalia beside its peers
+bench: setup     ## Compare Himalia with other servers
 	@$(BIN)/python -m benchmarks
 
 fuzz: setup      ## Compare ten million random WebSocket frames with plain websockets
