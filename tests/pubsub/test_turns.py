@@ -15,7 +15,7 @@ from himalia.pubsub import Cursor, Subscriber, SubscriptionOptions
 from himalia.pubsub.backlog import ENCODED_AT_ONCE
 from himalia.pubsub.subscription import Start, SubscribeResult
 from himalia.pubsub.turns import Turns
-from himalia.server.websocket.subscribing import compile_checked
+from himalia.server.websocket.subscription_request import compile_limited_filter
 from himalia.settings import DeliverySettings, Settings
 from tests.pubsub.conftest import Room, Viewer, make_room
 
@@ -342,6 +342,8 @@ async def test_filters_are_compiled_in_turns() -> None:
     """Many that come in the same moment do not hold the loop for longer than one of them."""
     turns, settings = Turns(turn_s=0.0), Settings()
     texts = [f"offset == {number} && topic == 'in turns'" for number in range(20)]
-    made, looks = await counted(asyncio.gather(*[compile_checked(text, settings, turns) for text in texts]))
+    made, looks = await counted(
+        asyncio.gather(*[compile_limited_filter(text, settings, turns) for text in texts])
+    )
     assert len(set(made)) == 20
     assert looks >= 20

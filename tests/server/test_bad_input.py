@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from himalia.protocol import ClientMessage, Message
-from himalia.server.websocket.subscribing import PRIORITY_MAX
+from himalia.server.websocket.subscription_request import PRIORITY_MAX
 from tests.server.raw_clients import (
     BINARY,
     CLOSE,
@@ -736,7 +736,7 @@ def test_a_frame_that_claims_to_be_endless_is_refused_at_once(
     for _ in range(20):
         raw.send(b"x" * 100_000)
     kept = shared.on_loop(
-        lambda: [c.channel._protocol._parser.kept_bytes for c in shared.context.connections]
+        lambda: [c.transport._protocol._parser.buffered_bytes for c in shared.context.connections]
     )
     assert max(kept) < 1000
 
@@ -855,7 +855,7 @@ def test_a_client_that_never_reads_its_answers_is_not_read_either(
         except TimeoutError:
             pass
         assert sent < 100_000_000
-        unsent = server.on_loop(lambda: max(c.channel.unsent_bytes for c in server.context.connections))
+        unsent = server.on_loop(lambda: max(c.transport.unsent_bytes for c in server.context.connections))
         assert unsent < 2_000_000
         other.check()
         # Nothing of it is lost: once the client reads, everything is answered.

@@ -161,7 +161,7 @@ def test_a_limit_of_zero_publishes_nothing(http: httpx.Client) -> None:
     """Zero is a limit, not the absence of one."""
     answer = http.post("/topics/orders/messages", headers=headers_of("mute"), json={"payload": 1})
     assert answer.json()["error"]["code"] == "RATE_LIMITED"
-    assert "may publish nothing" in answer.json()["error"]["message"]
+    assert "may not publish at all" in answer.json()["error"]["message"]
 
 
 def test_lines_are_slowed_down_rather_than_refused(http: httpx.Client) -> None:
@@ -197,7 +197,7 @@ async def test_connections_are_limited_for_a_caller(shared: RunningServer) -> No
                 async with shared.connect(additional_headers=headers_of("free")):
                     pass
             usage = shared.context.usages.of(Principal("key:few", {}, limits=CallerLimits(connections=2)))
-            until(lambda: shared.on_loop(lambda: len(usage.places)) == 1)
+            until(lambda: shared.on_loop(lambda: len(usage.slots)) == 1)
             async with shared.connect(additional_headers=headers):
                 pass
 
@@ -274,7 +274,7 @@ def test_a_rate_holds_over_time() -> None:
         clock.now_s += 0.01
         for count in (1, 7):
             try:
-                usage.publish(count, 0)
+                usage.count_publish(count, 0)
                 stored += count
             except RateLimited:
                 pass
@@ -285,15 +285,15 @@ def test_a_callers_state_is_freed_when_it_is_gone() -> None:
     """It stays while a connection is there or a debt is owed, and no longer: a million callers leave nothing."""
     clock = Clock()
     usages = CallerUsages(clock)
-    place = usages.of(principal("key:connected", connections=1)).enter()
-    usages.of(principal("key:owing", publishes_per_s=1)).publish(10, 0)
+    slot = usages.of(principal("key:connected", connections=1)).open_slot()
+    usages.of(principal("key:owing", publishes_per_s=1)).count_publish(10, 0)
     for number in range(1000):
         usages.of(principal(f"jwt:issuer/{number}"))
     usages.sweep()
     assert len(usages) == 2
     clock.now_s += 9
-    place.release()
-    place.release()
+    slot.release()
+    slot.release()
     usages.sweep()
     assert len(usages) == 1
     clock.now_s += 2
@@ -302,13 +302,13 @@ def test_a_callers_state_is_freed_when_it_is_gone() -> None:
 
 
 def test_a_connection_that_is_dropped_without_a_word_does_not_count() -> None:
-    """Nothing has to remember to give a place back."""
+    """Nothing has to remember to release a slot."""
     usage = CallerUsages().of(principal(connections=1))
-    place = usage.enter()
+    slot = usage.open_slot()
     with pytest.raises(TooManyConnections):
-        usage.enter()
-    del place
-    usage.enter()
+        usage.open_slot()
+    del slot
+    usage.open_slot()
 
 
 def test_limits_that_change_count_at_once() -> None:
@@ -316,23 +316,23 @@ def test_limits_that_change_count_at_once() -> None:
     clock = Clock()
     usages = CallerUsages(clock)
     usage = usages.of(principal(publishes_per_s=1))
-    usage.publish(1, 0)
+    usage.count_publish(1, 0)
     with pytest.raises(RateLimited):
-        usage.publish(1, 0)
+        usage.count_publish(1, 0)
     assert usages.of(principal()) is usage
-    usage.publish(1_000_000, 0)
+    usage.count_publish(1_000_000, 0)
     usages.of(principal(publishes_per_s=5))
-    usage.publish(1, 0)
+    usage.count_publish(1, 0)
 
 
 def test_subscriptions_that_are_being_made_count() -> None:
     """Two connections that subscribe at the same moment do not both pass a limit of one."""
     usage = CallerUsages().of(principal(subscriptions=1))
     with (
-        usage.subscribing(("a", "b", "c")),
+        usage.reserve_subscription(("a", "b", "c")),
         pytest.raises(TooManySubscriptions),
-        usage.subscribing(("d", "b", "c")),
+        usage.reserve_subscription(("d", "b", "c")),
     ):
         pass
-    with usage.subscribing(("d", "b", "c")):
+    with usage.reserve_subscription(("d", "b", "c")):
         pass

@@ -396,7 +396,7 @@ def test_what_waits_behind_a_slow_command_is_bounded(serve: Serve) -> None:
         speaking = threading.Thread(target=lambda: [raw.say(**body) for body in large])
         speaking.start()
         connection = server.on_loop(lambda: next(iter(server.context.connections)))
-        until(lambda: not server.on_loop(lambda: connection._reading))
+        until(lambda: not server.on_loop(lambda: connection._flow.is_reading))
         assert server.on_loop(lambda: sum(map(len, connection._waiting))) < 3_000_000
         released.set()
         answers = []

@@ -254,10 +254,10 @@ def test_half_a_frame_does_not_disturb_the_closing_handshake(serve: Serve) -> No
         raw.send(whole[:50])
         until(
             lambda: server.on_loop(
-                lambda: any(c.channel._protocol._parser.kept_bytes for c in server.context.connections)
+                lambda: any(c.transport._protocol._parser.buffered_bytes for c in server.context.connections)
             )
         )
-        server.on_loop(lambda: [c.shut(1012, "bye") for c in list(server.context.connections)])
+        server.on_loop(lambda: [c.close(1012, "bye") for c in list(server.context.connections)])
         opcode, payload = raw.next_frame()
         assert opcode == CLOSE
         # Were the rest of the frame taken for the beginning of another, the server would end here at once.

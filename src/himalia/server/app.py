@@ -13,7 +13,7 @@ from starlette.routing import WebSocketRoute
 from himalia import __version__
 from himalia.server import errors
 from himalia.server.context import ServerContext
-from himalia.server.http.middleware import Guard
+from himalia.server.http.middleware import RequestGuard
 from himalia.server.rest import events, kernels, page, publish, read, reference, sessions, tables, topics
 from himalia.server.rest.asyncapi import asyncapi_document
 from himalia.server.websocket.endpoint import refuse_other_paths, websocket_endpoint
@@ -69,7 +69,7 @@ def create_app(settings: Settings | None = None, context: ServerContext | None =
             allow_methods=["*"],
             allow_headers=["*"],
         )
-    app.add_middleware(Guard, context=context)
+    app.add_middleware(RequestGuard, context=context)
     _build_routes(app)
     return app
 

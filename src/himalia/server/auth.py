@@ -40,7 +40,7 @@ async def identify(scope: Scope, context: ServerContext) -> Principal:
     state: dict[str, Any] = scope.setdefault("state", {})
     if (known := state.get("principal")) is None:
         known = await context.authenticate(scope)
-        admission.identified(scope, known.name)
+        admission.identify(scope, known.name)
         state["principal"] = known
     principal: Principal = known
     return principal

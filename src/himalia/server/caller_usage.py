@@ -1,7 +1,7 @@
-"""What each caller uses at a time, over all its connections, and where its limits end that.
+"""What each caller uses at a time, over all its connections, and the caller's own limits on that.
 
-A caller is known by its qualified name: all connections, sessions and tokens of one caller share its limits. The state
-of a caller is freed when it has no connection and has not published for as long as its rates need to recover.
+A caller is identified by its qualified name: all connections, sessions and tokens of one caller share its limits. The
+state of a caller is freed when it has no connection and has not published for as long as its rates need to recover.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from himalia.server.identity import CallerLimits, Principal
 Clock = Callable[[], float]
 
 
-class Bucket:
-    """A token bucket that holds what a second brings. What is taken may exceed the rest: the debt delays what follows.
+class TokenBucket:
+    """A token bucket with the capacity of one second. One may spend more than is left: the debt delays what follows.
 
-    So a body or a message may be larger than a second's worth, and the rate holds all the same.
+    So a body or a message may be larger than the capacity, and the rate holds nevertheless.
     """
 
     __slots__ = ("_at_s", "_balance", "_rate")
@@ -33,7 +33,7 @@ class Bucket:
 
     @property
     def capacity(self) -> float:
-        """A rate below one a second still lets one through."""
+        """At least one, so that a rate below one per second admits one after a while."""
         return max(self._rate, 1.0) if self._rate else 0.0
 
     def set_rate(self, rate: float, now_s: float) -> None:
@@ -46,12 +46,12 @@ class Bucket:
         self._at_s = now_s
 
     def wait_s(self) -> float | None:
-        """How long until something may be taken: 0 for now, None for never."""
+        """Return how long until one may spend: 0 for now, None for never."""
         if self._balance >= 1:
             return 0.0
         return (1 - self._balance) / self._rate if self._rate else None
 
-    def take(self, amount: float) -> None:
+    def spend(self, amount: float) -> None:
         self._balance -= amount
 
     @property
@@ -59,7 +59,7 @@ class Bucket:
         return self._balance >= self.capacity
 
 
-class Place:
+class ConnectionSlot:
     """One connection of a caller, WebSocket or event stream, from its admission to its end."""
 
     __slots__ = ("__weakref__", "_usage", "outlet")
@@ -67,13 +67,13 @@ class Place:
     def __init__(self, usage: CallerUsage) -> None:
         self._usage: CallerUsage | None = usage
         self.outlet: Outlet | None = None
-        """Where its subscriptions are, as soon as it can have some."""
+        """The outlet with its subscriptions; None until the connection can have some."""
 
     def release(self) -> None:
-        """The connection has ended. May be called more than once."""
+        """Called when the connection has ended. Idempotent."""
         usage, self._usage = self._usage, None
         if usage is not None:
-            usage.places.discard(self)
+            usage.slots.discard(self)
 
 
 class CallerUsage:
@@ -83,27 +83,27 @@ class CallerUsage:
         "_bytes",
         "_clock",
         "_publishes",
-        "_subscribing",
+        "_reserved",
         "limits",
         "limits_publishing",
         "name",
-        "places",
+        "slots",
     )
 
     def __init__(self, name: str, limits: CallerLimits, clock: Clock) -> None:
         self.name = name
         self.limits = CallerLimits()
-        # Weak, so that a connection which is gone without a word cannot count for ever.
-        self.places: WeakSet[Place] = WeakSet()
-        self._subscribing = 0
+        # Weak, so that a connection whose end was missed does not count any longer than it exists.
+        self.slots: WeakSet[ConnectionSlot] = WeakSet()
+        self._reserved = 0
         self._clock = clock
-        self._publishes: Bucket | None = None
-        self._bytes: Bucket | None = None
+        self._publishes: TokenBucket | None = None
+        self._bytes: TokenBucket | None = None
         self.limits_publishing = False
         self.set_limits(limits)
 
     def set_limits(self, limits: CallerLimits) -> None:
-        """The limits that count from now on: a keys file may have changed, or a token may carry others."""
+        """Apply these limits from now on: a keys file may have changed, or a token may carry others."""
         if limits == self.limits:
             return
         self._publishes = self._bucket(self._publishes, limits.publishes_per_s)
@@ -111,18 +111,18 @@ class CallerUsage:
         self.limits_publishing = self._publishes is not None or self._bytes is not None
         self.limits = limits
 
-    def _bucket(self, bucket: Bucket | None, rate: float | None) -> Bucket | None:
+    def _bucket(self, bucket: TokenBucket | None, rate: float | None) -> TokenBucket | None:
         if rate is None:
             return None
         if bucket is None:
-            return Bucket(rate, self._clock())
+            return TokenBucket(rate, self._clock())
         bucket.set_rate(rate, self._clock())
         return bucket
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is lost if this is forgotten."""
-        if self.places or self._subscribing:
+        """Whether this can be dropped: it has no connection, and its rates have recovered."""
+        if self.slots or self._reserved:
             return False
         now_s = self._clock()
         for bucket in (self._publishes, self._bytes):
@@ -134,18 +134,18 @@ class CallerUsage:
 
     # Publishing
 
-    def publish(self, count: int, size_bytes: int) -> None:
+    def count_publish(self, count: int, size_bytes: int) -> None:
         """Count messages that are about to be stored; ``RateLimited`` if the caller has to wait first."""
         wait_s = self.publish_wait_s()
         if wait_s is None or wait_s > 0:
             raise self._rate_limited(wait_s)
         if self._publishes is not None:
-            self._publishes.take(count)
+            self._publishes.spend(count)
         if self._bytes is not None:
-            self._bytes.take(size_bytes)
+            self._bytes.spend(size_bytes)
 
     def publish_wait_s(self) -> float | None:
-        """How long until the caller may publish again: 0 for now, None for never."""
+        """Return how long until the caller may publish again: 0 for now, None for never."""
         now_s, longest_s = self._clock(), 0.0
         for bucket in (self._publishes, self._bytes):
             if bucket is not None:
@@ -164,7 +164,7 @@ class CallerUsage:
             if rate is not None
         ]
         if wait_s is None:
-            return RateLimited(f"{self.name!r} may publish nothing: its limit is {' and '.join(rates)}")
+            return RateLimited(f"{self.name!r} may not publish at all: its limit is {' and '.join(rates)}")
         return RateLimited(
             f"{self.name!r} may publish {' and '.join(rates)}; publish again in {max(wait_s, 0.001):.3g} s",
             retry_after_s=wait_s,
@@ -172,50 +172,51 @@ class CallerUsage:
 
     # Connections and subscriptions
 
-    def enter(self) -> Place:
+    def open_slot(self) -> ConnectionSlot:
+        """Count a connection until its slot is released; ``TooManyConnections`` beyond the limit."""
         limit = self.limits.connections
-        if limit is not None and len(self.places) >= limit:
+        if limit is not None and len(self.slots) >= limit:
             raise TooManyConnections(
-                f"{self.name!r} has {len(self.places)} connections open, its limit; close one first",
+                f"{self.name!r} has {len(self.slots)} connections open, its limit; close one first",
                 limit=limit,
             )
-        place = Place(self)
-        self.places.add(place)
-        return place
+        slot = ConnectionSlot(self)
+        self.slots.add(slot)
+        return slot
 
     @property
     def subscriptions(self) -> int:
-        return sum(len(place.outlet.subscribers) for place in self.places if place.outlet is not None)
+        return sum(len(slot.outlet.subscribers) for slot in self.slots if slot.outlet is not None)
 
     @contextmanager
-    def subscribing(self, identity: tuple[str, str, str]) -> Iterator[None]:
-        """Around a subscription that is being made; ``TooManySubscriptions`` beyond the limit.
+    def reserve_subscription(self, identity: tuple[str, str, str]) -> Iterator[None]:
+        """Count a subscription while it is being made; ``TooManySubscriptions`` beyond the limit.
 
-        One with the identity of another takes its place.
+        A subscription with the identity of an existing one replaces it, so it is always admitted.
         """
         limit = self.limits.subscriptions
-        if limit is not None and self.subscriptions + self._subscribing >= limit and not self._has(identity):
+        if limit is not None and self.subscriptions + self._reserved >= limit and not self._has(identity):
             raise TooManySubscriptions(
                 f"{self.name!r} has {limit} subscriptions, its limit, over all its connections; end one first",
                 limit=limit,
             )
-        self._subscribing += 1
+        self._reserved += 1
         try:
             yield
         finally:
-            self._subscribing -= 1
+            self._reserved -= 1
 
     def _has(self, identity: tuple[str, str, str]) -> bool:
         return any(
             subscriber.identity == identity
-            for place in self.places
-            if place.outlet is not None
-            for subscriber in place.outlet.subscribers
+            for slot in self.slots
+            if slot.outlet is not None
+            for subscriber in slot.outlet.subscribers
         )
 
 
 class CallerUsages:
-    """The usage of all callers that are at work. Lives on the event loop."""
+    """The usage of all active callers. Belongs to the event loop."""
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._clock = clock
@@ -225,7 +226,7 @@ class CallerUsages:
         return len(self._usages)
 
     def of(self, principal: Principal) -> CallerUsage:
-        """The caller's usage; the limits are those that it has shown last."""
+        """Return the caller's usage, with the limits of this principal, the latest of the caller."""
         usage = self._usages.get(principal.name)
         if usage is None:
             usage = self._usages[principal.name] = CallerUsage(principal.name, principal.limits, self._clock)
@@ -234,6 +235,6 @@ class CallerUsages:
         return usage
 
     def sweep(self) -> None:
-        """Forget callers that have gone."""
+        """Drop the usage of idle callers."""
         for name in [name for name, usage in self._usages.items() if usage.is_idle]:
             del self._usages[name]

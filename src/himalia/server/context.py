@@ -14,7 +14,7 @@ from himalia.log import LogOptions, open_log
 from himalia.log.api import Log
 from himalia.pubsub import Outlet, PubSubManager
 from himalia.record import Retention
-from himalia.server.caller_usage import CallerUsages, Place
+from himalia.server.caller_usage import CallerUsages, ConnectionSlot
 from himalia.server.hosting import Hosting
 from himalia.server.http.admission import Admission, connections_within_descriptors
 from himalia.server.http.body_budget import BodyBudget
@@ -26,7 +26,7 @@ from himalia.server.observe.metrics import Metrics
 from himalia.server.observe.pipeline_positions import PipelineReading
 from himalia.server.observe.tracing import make_tracing
 from himalia.server.rest.table_queries import QueryPool
-from himalia.server.websocket.session import Connection
+from himalia.server.websocket.session import WebSocketSession
 from himalia.settings import Settings
 
 logger = logging.getLogger("himalia.server")
@@ -68,7 +68,7 @@ class ServerContext:
         self.tables = QueryPool(settings.warehouse, settings.queries_max, settings.queries_per_caller)
         self._reading = PipelineReading(self.log)
         self.usages = CallerUsages()
-        self.connections: dict[Connection, None] = {}
+        self.connections: dict[WebSocketSession, None] = {}
         self.streams: dict[Outlet, None] = {}
         self._readers_of: Counter[str] = Counter()
         # Whether pyarrow is imported, and not only being imported: an import meanwhile would wait.
@@ -147,7 +147,7 @@ class ServerContext:
     def connection_count(self) -> int:
         return len(self.connections) + len(self.streams)
 
-    def admit(self, principal: Principal) -> Place:
+    def admit(self, principal: Principal) -> ConnectionSlot:
         """A place for a new WebSocket or stream; refused beyond the server's or the caller's limit, and in shutdown.
 
         The last of the places are for others than the caller that has most.
@@ -159,12 +159,12 @@ class ServerContext:
                 f"{self.settings.connections_max} connections are open; try again later or raise connections_max"
             )
         usage, limit = self.usages.of(principal), self.settings.connections_max
-        if len(usage.places) >= limit - limit // CONNECTIONS_SHARE:
+        if len(usage.slots) >= limit - limit // CONNECTIONS_SHARE:
             raise TooManyConnections(
-                f"{principal.name!r} has {len(usage.places)} connections open, and the last of {limit} are kept for "
+                f"{principal.name!r} has {len(usage.slots)} connections open, and the last of {limit} are kept for "
                 "others; close one first or raise connections_max"
             )
-        return usage.enter()
+        return usage.open_slot()
 
     @property
     def readers(self) -> int:
@@ -207,7 +207,7 @@ class ServerContext:
             await asyncio.sleep(pause)
             now = loop.time()
             for connection in list(self.connections):
-                connection.beat(now)
+                connection.check_liveness(now)
             if now >= next_sweep:
                 next_sweep = now + SWEEP_EVERY_S
                 self.usages.sweep()
@@ -258,7 +258,7 @@ class ServerContext:
             calm = calm + 1 if ending.done() and self._is_drained() else 0
         await self.kernels.cancel_close()
         for connection in list(self.connections):
-            connection.shut(close_code, "server shutdown")
+            connection.close(close_code, "server shutdown")
         while self.connections and not self._hurried and loop.time() < deadline + 1:
             await asyncio.sleep(0.01)
         for connection in list(self.connections):

@@ -71,8 +71,8 @@ def error_response(error: HimaliaError, path: str = "") -> Response:
     return json_response(_body(path, error.code, error.message), status, headers)
 
 
-def nothing_there(path: str) -> Response:
-    """The answer to whoever looks for something that is not there."""
+def not_found_response(path: str) -> Response:
+    """Return the response for a path where there is nothing."""
     return json_response(_body(path, "NOT_FOUND", f"there is nothing at {path}; see /docs"), 404)
 
 
@@ -116,7 +116,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
         known = cause if isinstance(cause, HimaliaError) else BadRequest(f"{error.detail}: {cause}")
         return await _on_himalia_error(request, known)
     if error.status_code == 404:
-        return nothing_there(request.url.path)
+        return not_found_response(request.url.path)
     body = _body(request.url.path, HTTPStatus(error.status_code).name, str(error.detail))
     headers = dict(error.headers or {})
     if error.status_code == 405 and (allowed := await _allowed_methods(request)):

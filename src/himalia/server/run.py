@@ -26,7 +26,7 @@ from himalia.server.app import create_app
 from himalia.server.context import ServerContext
 from himalia.server.http.admission import Admitted, raise_descriptor_limit
 from himalia.server.http.listener import Listener
-from himalia.server.http.protocol import HttpProtocol, http_protocol
+from himalia.server.http.protocol import HttpOptions, HttpProtocol
 from himalia.server.identity import is_loopback
 from himalia.server.observe import log_config
 from himalia.server.websocket.transport import CLOSE_GOING_AWAY, CLOSE_SERVICE_RESTART
@@ -46,7 +46,7 @@ class Server(uvicorn.Server):
         self, config: uvicorn.Config, context: ServerContext, url: str, on_listening: Callable[[Server], None]
     ) -> None:
         super().__init__(config)
-        self._protocol_class = http_protocol(
+        self._http_options = HttpOptions(
             context.settings.handshake_timeout_s, context.settings.stall_timeout_s, context.manager.turns
         )
         self.url = url
@@ -76,9 +76,7 @@ class Server(uvicorn.Server):
         self._on_listening(self)
 
     def _make_protocol(self, admitted: Admitted) -> HttpProtocol:
-        protocol = self._protocol_class(self.config, self.server_state, self.lifespan.state)
-        protocol.admitted = admitted
-        return protocol
+        return HttpProtocol(self.config, self.server_state, self.lifespan.state, self._http_options, admitted)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         # Unlike uvicorn's, this does not raise the signal again at the end: the exit code is 0.

@@ -155,7 +155,7 @@ def test_what_was_skipped_is_a_row(flooded: Page, server: RunningServer) -> None
     What is shown and what is said to be skipped is everything there is, once.
     """
     [connection] = server.context.connections
-    protocol = connection.channel._protocol
+    protocol = connection.transport._protocol
     server.on_loop(protocol.pause_writing)  # as if the network took no more
     publish_all(server, bodies_of(6000))
     server.on_loop(protocol.resume_writing)

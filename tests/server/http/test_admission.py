@@ -52,7 +52,7 @@ def test_who_has_shown_a_key_does_not_count_for_its_address() -> None:
     """A known connection is neither counted nor closed for a new one, however many there are."""
     admission, aborted = Admission(100, 2), list[str]()
     for _ in range(50):
-        admit(admission, "10.0.0.1", aborted).identified("key:a")
+        admit(admission, "10.0.0.1", aborted).identify("key:a")
     admit(admission, "10.0.0.1", aborted, "a")
     assert (aborted, admission.count, admission.anonymous_count) == ([], 51, 1)
 
@@ -62,22 +62,22 @@ def test_a_caller_does_not_take_all_places() -> None:
     admission, aborted = Admission(16, 100), list[str]()
     mine = [admit(admission, "10.0.0.1", aborted) for _ in range(15)]
     for one in mine[:14]:
-        one.identified("key:greedy")
-        one.identified("key:greedy")
+        one.identify("key:greedy")
+        one.identify("key:greedy")
     with pytest.raises(TooManyConnections, match="'key:greedy' has 14 connections open"):
-        mine[14].identified("key:greedy")
+        mine[14].identify("key:greedy")
     assert admission.anonymous_count == 1
-    admit(admission, "10.0.0.2", aborted, "other").identified("key:other")
-    mine[0].closed()
-    mine[0].closed()
-    mine[0].identified("key:greedy")  # by a request that was still under way
-    mine[14].identified("key:greedy")
+    admit(admission, "10.0.0.2", aborted, "other").identify("key:other")
+    mine[0].release()
+    mine[0].release()
+    mine[0].identify("key:greedy")  # by a request that was still under way
+    mine[14].identify("key:greedy")
     # A connection may change its caller.
-    mine[14].identified("key:other")
-    admit(admission, "10.0.0.1", aborted).identified("key:greedy")
+    mine[14].identify("key:other")
+    admit(admission, "10.0.0.1", aborted).identify("key:greedy")
     assert (aborted, admission.anonymous_count, admission.count) == ([], 0, 16)
     for one in mine:
-        one.closed()
+        one.release()
     assert dict(admission._of_caller) == {"key:other": 1, "key:greedy": 1}
 
 
@@ -96,14 +96,14 @@ def test_who_is_being_answered_is_the_last_to_make_room() -> None:
 def test_a_full_server_closes_the_longest_idle_without_a_key_or_refuses() -> None:
     """Known connections keep their places; where all are known, a new one is refused."""
     admission, aborted = Admission(2, 100), list[str]()
-    admit(admission, "10.0.0.1", aborted, "known").identified("key:a")
+    admit(admission, "10.0.0.1", aborted, "known").identify("key:a")
     admit(admission, "10.0.0.2", aborted, "anonymous")
     newest = admit(admission, "10.0.0.3", aborted, "newest")
     assert (aborted, admission.count) == (["anonymous"], 2)
-    newest.identified("key:b")
+    newest.identify("key:b")
     assert admission.admit("10.0.0.4") is None
-    newest.closed()
-    newest.closed()
+    newest.release()
+    newest.release()
     assert admission.admit("10.0.0.4") is not None
     assert (admission.count, admission.refused[Refusal.FULL]) == (2, 2)
 
@@ -114,9 +114,9 @@ def test_places_are_given_back() -> None:
     for number in range(500):
         admitted = admit(admission, f"10.0.{number % 256}.{number % 7}", aborted)
         if number % 2:
-            admitted.identified("key:a")
-            admitted.identified("key:a")
-        admitted.closed()
+            admitted.identify("key:a")
+            admitted.identify("key:a")
+        admitted.release()
     assert (admission.count, admission.anonymous_count, admission._of_group, aborted) == (0, 0, {}, [])
 
 
@@ -237,4 +237,4 @@ def test_the_limit_of_descriptors_is_raised_at_start(tmp_path: Path) -> None:
     """A server may open as many files as the system allows it, not as many as its shell happened to say."""
     with ServerProcess(tmp_path, descriptors=(200, 900)) as server:
         assert psutil.Process(server.pid).rlimit(psutil.RLIMIT_NOFILE) == (900, 900)
-        assert "at most 675 connections are taken" in server.stderr()
+        assert "at most 675 connections are accepted" in server.stderr()

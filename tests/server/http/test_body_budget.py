@@ -8,23 +8,23 @@ import random
 import pytest
 
 from himalia.errors import TooManyBodies
-from himalia.server.http.body_budget import SMALL_SHARE, WAITING_MAX, BodyBudget, Hold
+from himalia.server.http.body_budget import SMALL_SHARE, WAITING_MAX, BodyBudget, Reservation
 from tests.servers import DEADLINE_S
 
 MIB = 1 << 20
 
 
-async def held(budget: BodyBudget, caller: str, size: int) -> Hold:
-    hold = budget.hold(caller)
+async def held(budget: BodyBudget, caller: str, size: int) -> Reservation:
+    hold = budget.reservation(caller)
     await hold.grow(size)
     return hold
 
 
-def waiting_for(budget: BodyBudget, caller: str, size: int) -> asyncio.Task[Hold]:
+def waiting_for(budget: BodyBudget, caller: str, size: int) -> asyncio.Task[Reservation]:
     return asyncio.create_task(held(budget, caller, size))
 
 
-def can_extend(hold: Hold, size: int) -> bool:
+def can_extend(hold: Reservation, size: int) -> bool:
     """Take so much more, if it may."""
     try:
         hold.extend(size)
@@ -155,7 +155,7 @@ async def test_only_so_many_wait() -> None:
     await held(budget, "a", 50)
     tasks = [waiting_for(budget, str(number), 50) for number in range(WAITING_MAX)]
     await settle()
-    with pytest.raises(TooManyBodies, match="256 bodies wait to be received, 0 of them from 'b'"):
+    with pytest.raises(TooManyBodies, match="256 bodies are waiting to be received, 0 of them from 'b'"):
         await held(budget, "b", 40)
     for task in tasks:
         task.cancel()
@@ -169,7 +169,7 @@ async def test_one_caller_does_not_take_all_places_to_wait() -> None:
     await held(budget, "a", 50)
     tasks = [waiting_for(budget, "a", 50) for _ in range(WAITING_MAX // 2)]
     await settle()
-    with pytest.raises(TooManyBodies, match="128 bodies wait to be received, 128 of them from 'a'"):
+    with pytest.raises(TooManyBodies, match="128 bodies are waiting to be received, 128 of them from 'a'"):
         await asyncio.wait_for(held(budget, "a", 50), 1)
     tasks.append(waiting_for(budget, "b", 40))
     await settle()
@@ -188,7 +188,7 @@ async def test_nothing_is_lost_and_nothing_exceeded_whatever_happens() -> None:
 
     async def body() -> None:
         nonlocal peak
-        hold = budget.hold(chance.choice("abcd"))
+        hold = budget.reservation(chance.choice("abcd"))
         try:
             for _ in range(chance.randint(1, 3)):
                 await hold.grow(chance.randint(1, 600))

@@ -26,11 +26,11 @@ from himalia.server.http.protocol import (
     PIECE_BYTES,
     PIPELINED_MAX,
     URL_BYTES_MAX,
-    AnswerTransport,
+    HttpOptions,
     HttpProtocol,
-    http_protocol,
+    ResponseTransport,
 )
-from himalia.server.observe.log_config import RareWarnings
+from himalia.throttle import WarningThrottle
 from tests.server.raw_clients import Wire
 from tests.server.websocket.test_uvicorn_protocol import attributes_used, config_of
 from tests.servers import DEADLINE_S, RunningServer
@@ -56,7 +56,7 @@ def test_every_method_that_is_replaced_is_there_with_the_same_arguments() -> Non
         "_start_asgi_task",
     }
     functions = {name for name, member in vars(HttpProtocol).items() if inspect.isfunction(member)}
-    assert {name for name in functions if hasattr(HttpToolsProtocol, name)} == replaced
+    assert {name for name in functions if hasattr(HttpToolsProtocol, name)} == {"__init__", *replaced}
     for name in replaced:
         ours, theirs = (getattr(cls, name) for cls in (HttpProtocol, HttpToolsProtocol))
         assert list(inspect.signature(ours).parameters) == list(inspect.signature(theirs).parameters), name
@@ -81,13 +81,13 @@ def test_an_answer_is_made_from_what_uvicorn_makes_it_from() -> None:
         "message_event",
     } <= used
     calls = re.findall(r"self\.transport\.(\w+)", inspect.getsource(RequestResponseCycle))
-    assert set(calls) == {name for name in vars(AnswerTransport) if not name.startswith("_")}
+    assert set(calls) == {name for name in vars(ResponseTransport) if not name.startswith("_")}
 
 
 async def test_every_attribute_that_is_used_is_there() -> None:
     """Everything that our class reads of uvicorn's exists on its objects from the start."""
     config: uvicorn.Config = config_of()
-    http = http_protocol(1.0, 1.0, Turns())(config, ServerState(), {})
+    http = HttpProtocol(config, ServerState(), {}, HttpOptions(1.0, 1.0, Turns()))
     assert {name for name in attributes_used(HttpProtocol) if not hasattr(http, name)} == {"url"}
     assert "self.url = " in inspect.getsource(HttpToolsProtocol.on_message_begin)
 
@@ -342,7 +342,7 @@ def test_malformed_requests_are_one_line_a_minute(
 ) -> None:
     """A peer cannot fill the server's log; how often it happened is in the next line."""
     now_s = 0.0
-    rare = RareWarnings(logging.getLogger("himalia.server"), clock=lambda: now_s)
+    rare = WarningThrottle(logging.getLogger("himalia.server"), clock=lambda: now_s)
     monkeypatch.setattr(http_protocol_module, "warnings", rare)
 
     def malformed() -> None:

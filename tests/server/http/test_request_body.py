@@ -80,7 +80,7 @@ def test_a_body_of_which_nothing_comes_is_given_up(serve: Serve, path: str, leng
     server.create("orders")
     with Wire(server.port) as wire:
         wire.send(head(server, length, path=path) + (b"x" if length else b"1\r\nx\r\n"))
-        assert refused(wire) == (408, "BODY_TIMEOUT", "nothing of the body came for 0.2 s")
+        assert refused(wire) == (408, "BODY_TIMEOUT", "no byte of the body arrived for 0.2 s")
 
 
 def test_a_body_that_trickles_is_given_up(serve: Serve) -> None:
@@ -91,7 +91,10 @@ def test_a_body_that_trickles_is_given_up(serve: Serve) -> None:
         wire.send(head(server, 1000))
         with trickling(wire, b" "):
             status, _, body = wire.response()
-        assert (status, json.loads(body)["error"]["message"]) == (408, "the body was not there after 0.5 s")
+        assert (status, json.loads(body)["error"]["message"]) == (
+            408,
+            "the body was not complete after 0.5 s",
+        )
 
 
 def chunk(text: bytes) -> bytes:
@@ -110,7 +113,7 @@ def test_lines_that_are_stored_as_they_come_may_take_their_time(serve: Serve) ->
         assert refused(wire) == (
             408,
             "BODY_TIMEOUT",
-            "nothing of the body came for 1 s (the first 4000 messages of the body are stored)",
+            "no byte of the body arrived for 1 s (the first 4000 messages of the body are stored)",
         )
     with server.http() as http:
         assert http.get("/topics").json()["topics"][0]["messages"] == 4000
@@ -141,7 +144,7 @@ def test_lines_of_which_nothing_can_be_stored_are_given_up(serve: Serve, trickle
             status, _, body = wire.response()
         assert (status, json.loads(body)["error"]["message"]) == (
             408,
-            "nothing of the body could be stored for 0.5 s (the first 1000 messages of the body are stored)",
+            "no message of the body could be stored for 0.5 s (the first 1000 messages of the body are stored)",
         )
 
 

@@ -140,7 +140,7 @@ def test_a_reader_that_takes_nothing_leaves_nothing_behind(
     context = server.context
 
     def in_use() -> int:
-        places = sum(len(usage.places) for usage in context.usages._usages.values())
+        places = sum(len(usage.slots) for usage in context.usages._usages.values())
         return context.manager.subscriber_count + context.connection_count + context.readers + places
 
     with Wire(server.port, receive_bytes=4096) as wire:

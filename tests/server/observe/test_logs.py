@@ -97,10 +97,15 @@ SUBSCRIBE = {"type": "subscribe", "topic": "orders", "client_id": "v"}
 @pytest.mark.parametrize(
     ("part", "fails", "sent", "said"),
     [
-        ("context.manager.publish", not_stored, PUBLISH, "publishing to orders of token failed"),
-        ("context.manager.subscribe", broken, SUBSCRIBE, "a command of token could not be handled"),
-        ("context.manager.unsubscribe", broken, {**SUBSCRIBE, "type": "unsubscribe"}, "a command of token"),
-        ("draft", broken, PUBLISH, "a message of token could not be handled"),
+        ("context.manager.publish", not_stored, PUBLISH, "publishing to orders by token failed"),
+        ("context.manager.subscribe", broken, SUBSCRIBE, "handling a command of token failed"),
+        (
+            "context.manager.unsubscribe",
+            broken,
+            {**SUBSCRIBE, "type": "unsubscribe"},
+            "handling a command of token failed",
+        ),
+        ("draft", broken, PUBLISH, "handling a message of token failed"),
         ("context.admit", broken, None, "the WebSocket endpoint failed for token"),
     ],
     ids=["publish", "subscribe", "unsubscribe", "message", "handshake"],

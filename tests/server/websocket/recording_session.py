@@ -67,13 +67,13 @@ def config_of(app: Any = accepting, bytes_max: int = 1000) -> uvicorn.Config:
 class Listener:
     """A connection that keeps what it receives, as ``(kind, data)``."""
 
-    class _Channel:
+    class _Transport:
         last_seen = 0.0
         paused = False
 
     def __init__(self) -> None:
         self.received: list[tuple[str, Any]] = []
-        self.channel = Listener._Channel()
+        self.transport = Listener._Transport()
         self.is_connected = True
 
     def receive(self, data: bytes) -> None:
@@ -87,10 +87,10 @@ class Listener:
 
     def end_of_input(self) -> None: ...
 
-    def may_keep(self, size: int) -> bool:
+    def reserve_input(self, size: int) -> bool:
         return True
 
-    def disconnected(self) -> None:
+    def on_disconnect(self) -> None:
         self.is_connected = False
 
 

@@ -18,7 +18,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from himalia.server.app import create_app
 from himalia.server.context import ServerContext
-from himalia.server.websocket.endpoint import PlainChannel
+from himalia.server.websocket.asgi_transport import AsgiTransport
 from himalia.settings import Settings
 from tests.server.raw_clients import BINARY, RawWebSocket, frame, until
 from tests.servers import DEADLINE_S, NO_TLS, ask, hear, hear_events, message, publish
@@ -120,8 +120,8 @@ async def test_it_is_the_fallback_that_is_tested_here(plain: PlainServer) -> Non
     """Another server has no protocol object to offer, so the channel is the plain one."""
     async with plain.connect() as ws:
         await ask(ws, type="ping")
-        kinds = plain.on_loop(lambda: [type(c.channel) for c in plain.context.connections])
-        assert kinds == [PlainChannel]
+        kinds = plain.on_loop(lambda: [type(c.transport) for c in plain.context.connections])
+        assert kinds == [AsgiTransport]
 
 
 async def test_publishing_and_subscribing(plain: PlainServer) -> None:
@@ -233,7 +233,7 @@ def test_a_slow_subscriber_under_lossless_gets_everything_from_a_bounded_buffer(
 def test_a_slow_subscriber_under_disconnect_is_told_and_closed(plain: PlainServer) -> None:
     """SLOW_CONSUMER behind the last event, then a close with 1008."""
     with slow(plain, policy="disconnect", limit=10) as raw:
-        while plain.on_loop(lambda: any(not c.channel.closed for c in plain.context.connections)):
+        while plain.on_loop(lambda: any(not c.transport.closed for c in plain.context.connections)):
             flood(plain, 500)
         offsets = []
         while (heard := raw.hear())["type"] == "event":
@@ -256,7 +256,7 @@ def test_answers_that_nobody_reads_do_not_pile_up(plain: PlainServer) -> None:
         except TimeoutError:
             pass
         assert sent < 50_000_000
-        unsent = plain.on_loop(lambda: max(c.channel.unsent_bytes for c in plain.context.connections))
+        unsent = plain.on_loop(lambda: max(c.transport.unsent_bytes for c in plain.context.connections))
         assert unsent < 1_000_000
 
 

@@ -19,10 +19,10 @@ from websockets.server import ServerProtocol
 
 from himalia.pubsub.turns import Turns
 from himalia.server.websocket import uvicorn_protocol
-from himalia.server.websocket.frame_parser import FRAMES_BETWEEN_LOOKS
+from himalia.server.websocket.frame_parser import FRAMES_PER_CHECK
 from himalia.server.websocket.uvicorn_protocol import (
     EXTENSION,
-    DirectChannel,
+    UvicornTransport,
     WebSocketProtocol,
 )
 from tests.server.raw_clients import (
@@ -53,6 +53,7 @@ def test_the_version_is_pinned_to_the_one_that_was_read(package: str, pinned: st
 def test_every_method_that_is_replaced_is_there_with_the_same_arguments() -> None:
     """A method that uvicorn no longer calls, or calls otherwise, would be replaced in vain."""
     replaced = {
+        "__init__",
         "run_asgi",
         "data_received",
         "pause_writing",
@@ -80,7 +81,7 @@ async def test_every_attribute_that_is_used_is_there() -> None:
     config = config_of()
     from_the_handshake = {"scope", "request", "response"}
     protocol = WebSocketProtocol(config, ServerState(), {})
-    used = attributes_used(WebSocketProtocol) | attributes_used(DirectChannel, ("protocol",))
+    used = attributes_used(WebSocketProtocol) | attributes_used(UvicornTransport, ("protocol",))
     theirs = used - from_the_handshake - set(WebSocketProtocol.__annotations__)
     assert {name for name in theirs if not hasattr(protocol, name)} == set()
     source = inspect.getsource(WebSocketsSansIOProtocol.handle_connect)
@@ -160,13 +161,13 @@ async def test_a_read_of_very_many_frames_is_parsed_in_turns(flood: bytes) -> No
     protocol, transport = attached.protocol, attached.transport
     protocol.data_received(flood + frame(b"the end", PING))
     assert protocol._parser is not None and not transport.reading
-    turns, left = 0, protocol._parser.kept_bytes
+    turns, left = 0, protocol._parser.buffered_bytes
     assert left > len(flood) * 0.99
     while not transport.reading:
         await asyncio.sleep(0)
         turns += 1
-        assert 0 <= left - protocol._parser.kept_bytes < len(flood) * 0.01
-        left = protocol._parser.kept_bytes
+        assert 0 <= left - protocol._parser.buffered_bytes < len(flood) * 0.01
+        left = protocol._parser.buffered_bytes
     assert turns > 100
     assert transport.written[-1].endswith(b"\x8a\x07the end")
     assert len(attached.listener.received) in (0, 5_000, 10_000)
@@ -187,7 +188,7 @@ async def test_a_connection_on_hold_is_not_parsed() -> None:
     protocol.data_received(b"".join(frame(b"%d" % number) for number in range(1000)))
     for _ in range(5):
         await asyncio.sleep(0)
-    assert len(listener.received) == FRAMES_BETWEEN_LOOKS and not attached.transport.reading
+    assert len(listener.received) == FRAMES_PER_CHECK and not attached.transport.reading
     protocol.resume_reading()
     while not attached.transport.reading:
         await asyncio.sleep(0)
@@ -219,9 +220,9 @@ async def test_a_flood_after_the_close_frame_is_parsed_in_turns() -> None:
     """While the server waits for the peer's close frame nothing is received, and a flood holds nothing up."""
     attached = await Attached.make(config_of(), Turns(0.5, Steps()))
     protocol = attached.protocol
-    protocol.shut(1008, "SLOW_CONSUMER")
+    protocol.send_close(1008, "SLOW_CONSUMER")
     protocol.data_received(frame(b"x") * 10_000 + frame(struct.pack("!H", 1008), CLOSE))
-    assert protocol._parser is not None and protocol._parser.kept_bytes > 69_000
+    assert protocol._parser is not None and protocol._parser.buffered_bytes > 69_000
     while not attached.transport.closing:
         await asyncio.sleep(0)
     assert attached.listener.received == []
@@ -245,8 +246,8 @@ def test_a_connection_takes_the_quick_way(server: RunningServer, raw: RawWebSock
     """The server that people run uses the protocol object directly, not the fallback."""
     assert raw.is_alive()
     connection = the_connection(server)
-    assert isinstance(connection.channel, DirectChannel)
-    assert isinstance(connection.channel._protocol, WebSocketProtocol)
+    assert isinstance(connection.transport, UvicornTransport)
+    assert isinstance(connection.transport._protocol, WebSocketProtocol)
 
 
 def test_compression_is_not_negotiated(server: RunningServer) -> None:
@@ -260,7 +261,7 @@ def test_compression_is_not_negotiated(server: RunningServer) -> None:
 def test_an_open_connection_needs_no_task(server: RunningServer, raw: RawWebSocket) -> None:
     """An idle subscriber costs no task and nothing of its handshake."""
     assert raw.is_alive()
-    protocol = the_connection(server).channel._protocol
+    protocol = the_connection(server).transport._protocol
     until(lambda: server.on_loop(lambda: not protocol.tasks))
     assert protocol.scope is None and protocol.request is None and protocol.response is None
     assert raw.is_alive()
@@ -282,26 +283,28 @@ def test_frames_of_all_kinds_come_in_any_order(server: RunningServer, raw: RawWe
             raw.send(data[at : at + size])
         answers = [raw.hear()["type"] for _ in range(80)]
         assert answers == ["pong", "pong", "error", "pong"] * 20
-    assert server.on_loop(lambda: the_connection_on_loop(server).channel._protocol._parser.kept_bytes) == 0
+    assert (
+        server.on_loop(lambda: the_connection_on_loop(server).transport._protocol._parser.buffered_bytes) == 0
+    )
 
 
 def the_connection_on_loop(server: RunningServer) -> Any:
     return next(iter(server.context.connections))
 
 
-def test_flow_control_of_the_transport_reaches_the_channel(serve: Callable[..., RunningServer]) -> None:
-    """A full transport pauses the channel, and an empty one wakes it."""
+def test_flow_control_of_the_transport_reaches_the_transport(serve: Callable[..., RunningServer]) -> None:
+    """A full socket pauses the transport, and an empty one resumes it."""
     server = serve(auth=False, write_buffer_bytes=1000, heartbeat_s=3600)
     server.create("orders")
     with RawWebSocket(server, receive_bytes=4096) as raw, server.http() as http:
         raw.ask(type="subscribe", topic="orders", client_id="v", policy="lossless")
-        channel = the_connection(server).channel
+        transport = the_connection(server).transport
         line = json.dumps({"payload": "x" * 10_000}) + "\n"
         headers = {"Content-Type": "application/x-ndjson"}
         count = 0
-        while not server.on_loop(lambda: channel.paused):
+        while not server.on_loop(lambda: transport.paused):
             http.post("/topics/orders/messages", content=line * 500, headers=headers).raise_for_status()
             count += 500
         for offset in range(count):
             assert raw.hear()["offset"] == offset
-        until(lambda: not server.on_loop(lambda: channel.paused))
+        until(lambda: not server.on_loop(lambda: transport.paused))

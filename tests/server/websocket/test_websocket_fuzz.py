@@ -24,9 +24,12 @@ BREAKS = {
         "_is_foreign",
         lambda self, first, second, length: IS_FOREIGN(self, first, second | 0x80, length),
     ),
-    "pongs without their data": ("_take", lambda self, sink, first, data: TAKE(self, sink, first, data[:1])),
+    "pongs without their data": (
+        "_handle",
+        lambda self, sink, first, data: HANDLE(self, sink, first, data[:1]),
+    ),
 }
-INIT, IS_FOREIGN, TAKE = FrameParser.__init__, FrameParser._is_foreign, FrameParser._take
+INIT, IS_FOREIGN, HANDLE = FrameParser.__init__, FrameParser._is_foreign, FrameParser._handle
 
 
 @pytest.mark.parametrize("broken", BREAKS.values(), ids=BREAKS.keys())

@@ -1,8 +1,8 @@
-"""Which TCP connections may be open: a limit on all of them, and one on those of an address that showed no key.
+"""Limits on open TCP connections: on all of them, on the anonymous ones of an address, and on those of a caller.
 
-A connection counts as anonymous until a request on it has authenticated. Where a limit is reached, the anonymous
-connection that has been idle longest makes room for the new one, so that sockets which say nothing cannot keep out a
-client that has something to say. From then on it counts for its caller, who cannot have the last ones.
+A connection is anonymous until a request on it has authenticated. Where a limit is reached, the anonymous connection
+that has been idle longest is closed for the new one, so that silent sockets cannot keep out other clients. An
+authenticated connection counts for its caller, and the last ones are reserved for other callers.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from ipaddress import IPv6Address, ip_address, ip_network
 from starlette.types import Scope
 
 from himalia.errors import TooManyConnections
-from himalia.server.observe.log_config import RareWarnings
+from himalia.throttle import WarningThrottle
 
 logger = logging.getLogger("himalia.server")
 
 STATE_KEY = "connection"
 """Where ``scope["state"]`` has the connection of a request."""
 HTTP_CONNECTIONS_SPARE = 1000
-"""Plain HTTP connections beside those that connections_max counts, so that operators still get through."""
+"""Plain HTTP connections in addition to those that connections_max counts, so that operators can still connect."""
 CALLER_SHARE = 8
-"""One place in so many, but at most half of the spare ones, is for other callers than the one that has most."""
+"""One connection in so many, but at most half of the spare ones, is reserved for callers other than the largest."""
 LOOPBACK_FACTOR = 4
-"""A proxy in front of the server, and every program of this machine, share the loopback address."""
+"""How many times more connections the loopback address may have, which a proxy and all local programs share."""
 DESCRIPTORS_MAX = 1 << 20
 LOOPBACK_IPV6 = "::1"
 IPV6_NETWORK_BITS = 64
-"""One customer of a provider has at least that many IPv6 addresses."""
+"""A customer of a provider has a network of at least this size, so it counts as one address."""
 
 
 class Refusal(StrEnum):
-    """Why a connection was not taken, or was closed for another one."""
+    """Why a connection was refused, or closed for another one. Label of ``himalia_connections_refused_total``."""
 
     ADDRESS = "address"
-    """The address had too many that showed no key."""
+    """The address had too many anonymous ones."""
     FULL = "full"
     """Too many in all."""
     DESCRIPTORS = "descriptors"
@@ -49,7 +49,7 @@ class Refusal(StrEnum):
 
 
 class Admitted:
-    """One open connection. Whoever holds the transport calls ``closed`` when it is lost."""
+    """One open connection. The owner of the transport calls ``release`` when the connection is lost."""
 
     __slots__ = ("_admission", "abort", "busy", "caller", "group", "open")
 
@@ -57,19 +57,19 @@ class Admitted:
         self._admission = admission
         self.group = group
         self.caller: str | None = None
-        """Who has authenticated on it last."""
+        """The caller of the latest request that authenticated."""
         self.abort: Callable[[], object] | None = None
         self.busy = False
-        """Whether a request is being answered: such a connection is the last to make room for another."""
+        """Whether a request is being handled: such a connection is the last to be closed for another."""
         self.open = True
 
-    def identified(self, caller: str) -> None:
-        """A request on this connection has shown a valid key; ``TooManyConnections`` if its caller has too many."""
+    def identify(self, caller: str) -> None:
+        """Count the connection for this caller, who has authenticated; ``TooManyConnections`` beyond its share."""
         if self.open and caller != self.caller:
             self._admission.identify(self, caller)
 
-    def closed(self) -> None:
-        """May be called more than once."""
+    def release(self) -> None:
+        """Count the connection no longer. Idempotent."""
         if self.open:
             self.open = False
             self.abort = None
@@ -89,7 +89,7 @@ class Admission:
         self._of_group: dict[str, dict[Admitted, None]] = {}
         self._of_caller: Counter[str] = Counter()
         self._caller_max = connections_max - min(HTTP_CONNECTIONS_SPARE // 2, connections_max // CALLER_SHARE)
-        self._warnings = RareWarnings(logger)
+        self._warnings = WarningThrottle(logger)
 
     @property
     def count(self) -> int:
@@ -100,12 +100,12 @@ class Admission:
         return len(self._anonymous)
 
     def admit(self, address: str) -> Admitted | None:
-        """A place for a new connection from this address; None if there is none."""
+        """Count a new connection from this address; return None if it must be refused."""
         group = address_group(address)
         if self._count >= self.connections_max and not self._make_room(self._anonymous, Refusal.FULL, group):
             self.refuse(
                 Refusal.FULL,
-                "%d connections are open and none of them is idle without a key; one from %s was refused",
+                "%d connections are open, all of them with a valid key; refused one from %s",
                 self._count,
                 group,
             )
@@ -124,28 +124,28 @@ class Admission:
         return self._anonymous_max * (LOOPBACK_FACTOR if is_loopback else 1)
 
     def _make_room(self, among: dict[Admitted, None], reason: Refusal, group: str) -> bool:
-        """Close the longest idle of these; one that is being answered only if all are."""
+        """Close the longest idle of these; a busy one only if all are. Return False if there is none."""
         chosen = next((one for one in among if not one.busy), None) or next(iter(among), None)
         if chosen is None:
             return False
         abort = chosen.abort
-        chosen.closed()
+        chosen.release()
         if abort is not None:
             abort()
         if reason is Refusal.ADDRESS:
-            text = "%s has %d connections that showed no key; the longest idle is closed for each new one"
+            text = "%s has %d connections without a valid key; closing the longest idle for each new one"
             self.refuse(reason, text, group, self._limit(group))
         else:
-            text = "%d connections are open; the longest idle without a key is closed for each new one"
+            text = "%d connections are open; closing the longest idle without a valid key for each new one"
             self.refuse(reason, text, self.connections_max)
         return True
 
     def refuse(self, reason: Refusal, message: str, *args: object) -> None:
-        """Count it, and say so once a minute."""
+        """Count a refusal, and log it once a minute."""
         self.refused[reason] += 1
         self._warnings.warn(reason, message, *args)
 
-    def forget_anonymous(self, admitted: Admitted) -> None:
+    def _forget_anonymous(self, admitted: Admitted) -> None:
         if self._anonymous.pop(admitted, admitted) is None:
             members = self._of_group[admitted.group]
             del members[admitted]
@@ -153,14 +153,14 @@ class Admission:
                 del self._of_group[admitted.group]
 
     def identify(self, admitted: Admitted, caller: str) -> None:
-        """It is this caller's from now on. One that the caller may not have stays as it is, and can make room."""
+        """Count the connection for this caller. Beyond the caller's share it stays anonymous and may be closed."""
         if self._of_caller[caller] >= self._caller_max:
             raise TooManyConnections(
-                f"{caller!r} has {self._of_caller[caller]} connections open; the last of {self.connections_max} are "
-                "kept for others",
+                f"{caller!r} has {self._of_caller[caller]} connections open, and the last of {self.connections_max} "
+                "are reserved for others; close one first",
                 limit=self._caller_max,
             )
-        self.forget_anonymous(admitted)
+        self._forget_anonymous(admitted)
         self._forget_caller(admitted)
         admitted.caller = caller
         self._of_caller[caller] += 1
@@ -174,19 +174,22 @@ class Admission:
 
     def release(self, admitted: Admitted) -> None:
         self._count -= 1
-        self.forget_anonymous(admitted)
+        self._forget_anonymous(admitted)
         self._forget_caller(admitted)
 
 
-def identified(scope: Scope, caller: str) -> None:
-    """Note on the connection of this request whose it is; nothing on another ASGI server."""
+def identify(scope: Scope, caller: str) -> None:
+    """Count the connection of this request for its caller; does nothing on another ASGI server."""
     admitted = scope.get("state", {}).get(STATE_KEY)
     if isinstance(admitted, Admitted):
-        admitted.identified(caller)
+        admitted.identify(caller)
 
 
 def abort(scope: Scope) -> bool:
-    """Cut the connection of this request, whose answer must not be taken for whole. False on another ASGI server."""
+    """Abort the connection of this request, so that its response is not mistaken for complete.
+
+    Returns False on another ASGI server, where this is not possible.
+    """
     admitted = scope.get("state", {}).get(STATE_KEY)
     if not isinstance(admitted, Admitted) or admitted.abort is None:
         return False
@@ -195,7 +198,7 @@ def abort(scope: Scope) -> bool:
 
 
 def address_group(address: str) -> str:
-    """What counts as one address: an IPv4 address, or an IPv6 network of 64 bits."""
+    """Return what counts as one address: an IPv4 address, or an IPv6 network of 64 bits."""
     try:
         parsed = ip_address(address.partition("%")[0])
     except ValueError:
@@ -210,7 +213,7 @@ def address_group(address: str) -> str:
 
 
 def raise_descriptor_limit() -> int:
-    """Let this process open as many files as the system allows it to. Returns the limit of before; 0 if it stays."""
+    """Let this process open as many files as the system allows. Returns the old limit, or 0 if it has not changed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_MAX)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
@@ -220,7 +223,7 @@ def raise_descriptor_limit() -> int:
 
 
 def connections_within_descriptors(connections_max: int) -> int:
-    """The connections that may be open at a time, so that the log and kernels still find file descriptors."""
+    """Return how many connections may be open, such that file descriptors are left for the log and kernels."""
     wanted = connections_max + HTTP_CONNECTIONS_SPARE
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if limit == resource.RLIM_INFINITY:
@@ -228,7 +231,7 @@ def connections_within_descriptors(connections_max: int) -> int:
     possible = limit - min(limit // 4, 1024)
     if possible < wanted:
         logger.warning(
-            "this process may open %d files, so at most %d connections are taken, not connections_max (%d) and %d "
+            "this process may open %d files, so at most %d connections are accepted, not connections_max (%d) and %d "
             "more; raise `ulimit -n` (systemd: LimitNOFILE)",
             limit,
             possible,

@@ -1,6 +1,6 @@
 """One budget in bytes for all request bodies that are being received, shared by all callers.
 
-A body that does not fit waits. It is not read from meanwhile, so its sender waits too, by TCP's own back-pressure.
+A body for which there is no room waits. Its socket is not read meanwhile, so its sender waits too (TCP back-pressure).
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from collections import Counter
 from himalia.errors import TooManyBodies
 
 WAITING_MAX = 256
-"""Bodies that may wait. What the network has read of each of them before it was stopped is not in the budget.
+"""Bodies that may wait. What was read of them before their sockets were paused is not in the budget.
 
-As of the budget, a caller may have as many of these places as stay free for others.
+As with the budget, a caller may have as many of these as stay free for others.
 """
 SMALL_SHARE = 16
-"""A body that needs at most this part of what is free is let in at once, beside the large ones of its caller."""
+"""A body of at most one in so many of the free bytes is admitted at once, before large ones of its caller."""
 SMALL_OF_CALLER = 0.75
-"""The part of the budget beyond which also the small bodies of a caller wait: a quarter is left for others."""
+"""The share of the budget beyond which the small bodies of a caller wait too: a quarter is left for others."""
 KEPT_SHARE = 8
-"""One byte in so many stays free when a body that was let in takes more: it does not wait, and may never end."""
+"""One byte in so many stays free when an admitted body grows: it does not wait, and may never end."""
 
 
-class Hold:
-    """What one body holds of the budget, until it is released."""
+class Reservation:
+    """The bytes that one body has reserved in the budget, until ``release``."""
 
     __slots__ = ("_budget", "bytes", "caller")
 
@@ -34,37 +34,40 @@ class Hold:
         self.bytes = 0
 
     async def grow(self, size: int) -> None:
-        """Hold so many bytes more; waits for them, and fails with ``TooManyBodies`` when that takes too long."""
-        await self._budget.take(self, size)
+        """Reserve ``size`` more bytes; wait for them, and raise ``TooManyBodies`` when that takes too long."""
+        await self._budget.wait_for(self, size)
 
     @property
     def share_bytes(self) -> int:
-        """How much more it may take at once, beside what else its caller holds."""
+        """How much more the body may reserve without waiting, given what else its caller has reserved."""
         return self._budget.share_bytes(self)
 
     def extend(self, size: int) -> None:
-        """Hold so many bytes more at once, or fail: bodies that wait while they hold something could wait for ever."""
-        self._budget.take_now(self, size)
+        """Reserve ``size`` more bytes without waiting, or raise ``TooManyBodies``.
+
+        A body that waited while it has bytes reserved could wait for another one that does the same.
+        """
+        self._budget.reserve(self, size)
 
     def release(self) -> None:
-        """May be called more than once."""
-        self._budget.give_back(self)
+        """Idempotent."""
+        self._budget.release(self)
 
 
 class _Waiting:
-    __slots__ = ("hold", "room", "size")
+    __slots__ = ("reservation", "room", "size")
 
-    def __init__(self, hold: Hold, size: int) -> None:
-        self.hold = hold
+    def __init__(self, reservation: Reservation, size: int) -> None:
+        self.reservation = reservation
         self.size = size
         self.room: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
 
 class BodyBudget:
-    """Who may take how much.
+    """Decides which body may reserve how much. Belongs to the event loop.
 
-    A caller may hold as much as stays free for the others, so one caller gets at most half of the budget, and there
-    is always something left for the next one. A body that is all alone may take everything.
+    A caller may reserve as much as stays free for the others: one caller gets at most half of the budget, and there is
+    always room for the next one. A body that is the only one may reserve everything.
     """
 
     def __init__(self, bytes_max: int, wait_s: float) -> None:
@@ -72,7 +75,7 @@ class BodyBudget:
         self._wait_s = wait_s
         self._used = 0
         self._used_by: Counter[str] = Counter()
-        # In the order in which they came.
+        # Oldest first.
         self._waiting: dict[_Waiting, None] = {}
 
     @property
@@ -87,81 +90,87 @@ class BodyBudget:
     def waiting_count(self) -> int:
         return len(self._waiting)
 
-    def hold(self, caller: str) -> Hold:
-        return Hold(self, caller)
+    def reservation(self, caller: str) -> Reservation:
+        """Make an empty reservation for a body of this caller."""
+        return Reservation(self, caller)
 
-    async def take(self, hold: Hold, size: int) -> None:
-        mine = sum(waiting.hold.caller == hold.caller for waiting in self._waiting)
-        if self._is_small(hold, size) or (not mine and self._fits(hold, size)):
-            self._give(hold, size)
+    async def wait_for(self, reservation: Reservation, size: int) -> None:
+        """Reserve ``size`` more bytes, after waiting for room if there is none."""
+        mine = sum(waiting.reservation.caller == reservation.caller for waiting in self._waiting)
+        if self._is_small(reservation, size) or (not mine and self._fits(reservation, size)):
+            self._add(reservation, size)
             return
         if mine >= WAITING_MAX - len(self._waiting):
             raise TooManyBodies(
-                f"{len(self._waiting)} bodies wait to be received, {mine} of them from {hold.caller!r}; try again later"
+                f"{len(self._waiting)} bodies are waiting to be received, {mine} of them from {reservation.caller!r}; "
+                "try again later"
             )
-        waiting = _Waiting(hold, size)
+        waiting = _Waiting(reservation, size)
         self._waiting[waiting] = None
         try:
             await asyncio.wait_for(waiting.room, self._wait_s)
         except TimeoutError:
             raise TooManyBodies(
-                f"bodies of {self._used} bytes are being received, of {self.bytes_max} at most, and there was no room "
+                f"{self._used} bytes of bodies are being received, of {self.bytes_max} at most, and there was no room "
                 f"for this one within {self._wait_s:g} s; try again later"
             ) from None
         finally:
             self._waiting.pop(waiting, None)
-            self._let_in()
+            self._admit_waiting()
 
-    def take_now(self, hold: Hold, size: int) -> None:
-        if size > self.share_bytes(hold):
+    def reserve(self, reservation: Reservation, size: int) -> None:
+        """Reserve ``size`` more bytes without waiting, or raise ``TooManyBodies``."""
+        if size > self.share_bytes(reservation):
             raise TooManyBodies(
                 f"{self._used} bytes are being received, of {self.bytes_max} at most, "
-                f"{self._used_by[hold.caller]} of them from {hold.caller!r}; try again later, or send less at a time"
+                f"{self._used_by[reservation.caller]} of them from {reservation.caller!r}; try again later, or "
+                "send less at a time"
             )
-        self._give(hold, size)
+        self._add(reservation, size)
 
-    def share_bytes(self, hold: Hold) -> int:
-        """What this body may take without waiting. Even one that is all alone leaves room for small ones."""
-        used, free = self._used_by[hold.caller], self.free_bytes
+    def share_bytes(self, reservation: Reservation) -> int:
+        """Return what a body may reserve without waiting. Even the only one leaves room for small ones."""
+        used, free = self._used_by[reservation.caller], self.free_bytes
         half = (free - used) // 2
         small = min(free // SMALL_SHARE, int(self.bytes_max * SMALL_OF_CALLER) - used)
-        alone = free - self.bytes_max // KEPT_SHARE if self._used == hold.bytes else 0
+        alone = free - self.bytes_max // KEPT_SHARE if self._used == reservation.bytes else 0
         return max(half, small, alone, 0)
 
-    def give_back(self, hold: Hold) -> None:
-        if hold.bytes:
-            self._used -= hold.bytes
-            self._used_by[hold.caller] -= hold.bytes
-            if not self._used_by[hold.caller]:
-                del self._used_by[hold.caller]
-            hold.bytes = 0
-            self._let_in()
+    def release(self, reservation: Reservation) -> None:
+        """Return everything that was reserved, and admit bodies that waited for it. Idempotent."""
+        if reservation.bytes:
+            self._used -= reservation.bytes
+            self._used_by[reservation.caller] -= reservation.bytes
+            if not self._used_by[reservation.caller]:
+                del self._used_by[reservation.caller]
+            reservation.bytes = 0
+            self._admit_waiting()
 
-    def _is_small(self, hold: Hold, size: int) -> bool:
-        """Whether a body need not wait for the large ones of its caller. Many small ones are bounded too."""
-        is_greedy = self._used_by[hold.caller] + size > self.bytes_max * SMALL_OF_CALLER
+    def _is_small(self, reservation: Reservation, size: int) -> bool:
+        """Whether a body need not wait for large ones of its caller. Many small ones are limited too."""
+        is_greedy = self._used_by[reservation.caller] + size > self.bytes_max * SMALL_OF_CALLER
         return size <= self.free_bytes // SMALL_SHARE and not is_greedy
 
-    def _fits(self, hold: Hold, size: int) -> bool:
+    def _fits(self, reservation: Reservation, size: int) -> bool:
         free = self.free_bytes - size
-        is_alone = self._used == hold.bytes
-        return free >= 0 and (is_alone or self._used_by[hold.caller] + size <= free)
+        is_alone = self._used == reservation.bytes
+        return free >= 0 and (is_alone or self._used_by[reservation.caller] + size <= free)
 
-    def _give(self, hold: Hold, size: int) -> None:
-        hold.bytes += size
+    def _add(self, reservation: Reservation, size: int) -> None:
+        reservation.bytes += size
         self._used += size
-        self._used_by[hold.caller] += size
+        self._used_by[reservation.caller] += size
 
-    def _let_in(self) -> None:
-        """Give room to those that wait, in their order; one caller's large body does not hold up another caller."""
+    def _admit_waiting(self) -> None:
+        """Admit waiting bodies for which there is room, oldest first; a large one does not delay other callers."""
         behind: set[str] = set()
         for waiting in list(self._waiting):
-            caller = waiting.hold.caller
-            if self._is_small(waiting.hold, waiting.size) or (
-                caller not in behind and self._fits(waiting.hold, waiting.size)
+            caller = waiting.reservation.caller
+            if self._is_small(waiting.reservation, waiting.size) or (
+                caller not in behind and self._fits(waiting.reservation, waiting.size)
             ):
                 if not waiting.room.done():
-                    self._give(waiting.hold, waiting.size)
+                    self._add(waiting.reservation, waiting.size)
                     waiting.room.set_result(None)
                 del self._waiting[waiting]
             else:

@@ -1,6 +1,6 @@
-"""Accepting connections: in our own hands, because uvloop says nothing when no file descriptor is left.
+"""Accepts connections, in the place of uvloop's server, which does not report that no file descriptor is left.
 
-It also counts a connection from its first moment, before a TLS handshake that may never come to an end.
+It also counts a connection from the moment it is accepted, before a TLS handshake that may never end.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import ssl
 from collections.abc import Callable
 
 from himalia.server.http.admission import Admission, Admitted, Refusal
-from himalia.server.http.protocol import plain_answer
+from himalia.server.http.protocol import plain_response
 
 logger = logging.getLogger("himalia.server")
 
 ACCEPTED_AT_ONCE = 8
-"""Connections accepted in one turn of the event loop: each may cost a millisecond, while others wait."""
+"""Connections accepted in one turn of the event loop: each may take a millisecond, while others wait."""
 PAUSE_S = 0.2
 """How long to wait for a file descriptor. Clients wait meanwhile in the backlog of the socket."""
 EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
-FULL = plain_answer(503, "TOO_MANY_CONNECTIONS", "too many connections are open; try again later")
+FULL = plain_response(503, "TOO_MANY_CONNECTIONS", "too many connections are open; try again later")
 
 MakeProtocol = Callable[[Admitted], asyncio.Protocol]
 
@@ -47,7 +47,7 @@ class Listener:
         self._handshake_timeout_s = handshake_timeout_s
         self._loop = asyncio.get_running_loop()
         self._connecting: set[asyncio.Task[None]] = set()
-        self._resume: asyncio.TimerHandle | None = None
+        self._resume_timer: asyncio.TimerHandle | None = None
         self._closed = False
         listening.setblocking(False)
         self._loop.add_reader(listening, self._accept)
@@ -56,8 +56,8 @@ class Listener:
         if self._closed:
             return
         self._closed = True
-        if self._resume is not None:
-            self._resume.cancel()
+        if self._resume_timer is not None:
+            self._resume_timer.cancel()
         self._loop.remove_reader(self._listening)
         self._listening.close()
         for task in self._connecting:
@@ -75,7 +75,7 @@ class Listener:
             except OSError as error:
                 self._pause(error)
                 return
-            self._take(connection, peer[0])
+            self._start(connection, peer[0])
 
     def _pause(self, error: OSError) -> None:
         if error.errno in EXHAUSTED:
@@ -88,26 +88,26 @@ class Listener:
         else:
             logger.error("accepting a connection failed: %s", error)
         self._loop.remove_reader(self._listening)
-        self._resume = self._loop.call_later(PAUSE_S, self._go_on)
+        self._resume_timer = self._loop.call_later(PAUSE_S, self._resume_accepting)
 
-    def _go_on(self) -> None:
-        self._resume = None
+    def _resume_accepting(self) -> None:
+        self._resume_timer = None
         self._loop.add_reader(self._listening, self._accept)
 
-    def _take(self, connection: socket.socket, address: str) -> None:
+    def _start(self, connection: socket.socket, address: str) -> None:
         connection.setblocking(False)
         admitted = self._admission.admit(address)
         if admitted is None:
-            self._turn_away(connection)
+            self._refuse(connection)
             return
         task = self._loop.create_task(self._connect(connection, admitted))
         admitted.abort = task.cancel
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
-        # A task that is cancelled before its first step closes nothing by itself.
+        # A task that is cancelled before its first step does not close the connection.
         task.add_done_callback(lambda done: connection.close() if done.cancelled() else None)
 
-    def _turn_away(self, connection: socket.socket) -> None:
+    def _refuse(self, connection: socket.socket) -> None:
         with connection:
             if self._tls is None:
                 try:
@@ -126,13 +126,13 @@ class Listener:
             )
         except (OSError, asyncio.CancelledError) as error:  # ssl.SSLError and a timeout are an OSError too
             was_open = admitted.open
-            admitted.closed()
+            admitted.release()
             connection.close()
             if isinstance(error, asyncio.CancelledError):
                 raise
             if self._tls is not None and was_open:
                 self._admission.refuse(Refusal.TLS, "a TLS handshake failed: %s", error or "it took too long")
         except BaseException:
-            admitted.closed()
+            admitted.release()
             connection.close()
             raise

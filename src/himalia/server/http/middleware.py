@@ -1,4 +1,4 @@
-"""What looks at a request before the application: host, origin, key. A request ends when its credential does."""
+"""Checks each request before the application: host, origin, credential. A request ends when its credential does."""
 
 from __future__ import annotations
 
@@ -13,30 +13,36 @@ from himalia.server.context import ServerContext
 from himalia.server.errors import error_response
 from himalia.server.http import admission
 from himalia.server.http.request_body import STATE_KEY as BODY_KEY
-from himalia.server.http.request_body import RequestBody
+from himalia.server.http.request_body import BodyOptions, RequestBody
 from himalia.server.http.security_headers import add_security_headers, demands_tls
 from himalia.server.identity import Credential
 from himalia.server.rest.kernels import is_of_code
 
 FIELDS_BYTES_MAX = 64 * 1024
-"""Largest body of a call that takes a few fields, which are checked at one stroke. Publishing has limits of its own."""
+"""Largest body of a call with a few fields, which are checked in one step. Publishing sets its own limits."""
+GRACE_S = 1.0
+"""Time for a request to end in order: an event stream that sends the reason, a publish that is being committed."""
 
 
-class Guard:
-    """Looks at the head of a request before its body is read.
+class RequestGuard:
+    """Checks the head of a request before its body is read.
 
-    Refuses foreign hosts and origins, callers without a valid key, and bodies without end.
+    Refuses foreign hosts and origins, and callers without a valid credential, and limits the body.
     """
 
     def __init__(self, app: ASGIApp, context: ServerContext) -> None:
         self._app = app
         self._context = context
+        settings = context.settings
+        self._body_options = BodyOptions(
+            context.bodies, context.manager.turns, settings.body_idle_timeout_s, settings.body_timeout_s
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        send = _secured(scope, send)
+        send = _with_security_headers(scope, send)
         if scope["type"] == "websocket":
             await self._app(scope, receive, send)
             return
@@ -50,17 +56,8 @@ class Guard:
         if caller is None:
             await self._app(scope, _without_body(receive), send)
             return
-        settings = self._context.settings
-        body = RequestBody(
-            scope,
-            receive,
-            self._context.bodies,
-            caller.name,
-            self._context.manager.turns,
-            bytes_max=self._context.frame_bytes_max if is_of_code(scope["path"]) else FIELDS_BYTES_MAX,
-            idle_s=settings.body_idle_timeout_s,
-            total_s=settings.body_timeout_s,
-        )
+        bytes_max = self._context.frame_bytes_max if is_of_code(scope["path"]) else FIELDS_BYTES_MAX
+        body = RequestBody(scope, receive, caller.name, self._body_options, bytes_max=bytes_max)
         scope["state"][BODY_KEY] = body
         try:
             await run_until_end(self._app, scope, body.receive, send, caller.credential)
@@ -68,7 +65,7 @@ class Guard:
             body.release()
 
 
-def _secured(scope: Scope, send: Send) -> Send:
+def _with_security_headers(scope: Scope, send: Send) -> Send:
     is_strict = demands_tls(scope)
 
     async def send_secured(message: Message) -> None:
@@ -80,7 +77,7 @@ def _secured(scope: Scope, send: Send) -> Send:
 
 
 def _without_body(receive: Receive) -> Receive:
-    """For what is answered without a key: nothing of a body is read."""
+    """Return an empty body for requests that need no credential; theirs is never read."""
     is_read = False
 
     async def receive_nothing() -> Message:
@@ -95,17 +92,13 @@ def _without_body(receive: Receive) -> Receive:
     return receive_nothing
 
 
-GRACE_S = 1.0
-"""Time for what can end in order: an event stream that tells why, a publish whose commit is under way."""
-
-
 async def run_until_end(
     app: ASGIApp, scope: Scope, receive: Receive, send: Send, credential: Credential
 ) -> None:
     """Run the application for one request, at most until the credential ends.
 
-    No more of a body is read then. What has not been answered is answered 401; an answer that is being sent is cut
-    off, so that its reader cannot take it for whole.
+    No more of the body is read then. Unless its response has begun, the request gets 401; otherwise the connection is
+    aborted, so that the response is not mistaken for complete.
     """
     request = _Request(receive, send)
     loop = asyncio.get_running_loop()
@@ -124,29 +117,29 @@ async def run_until_end(
     except TimeoutError:
         if not limit.expired() or request.ended is None:
             raise
-        if not request.is_answered:
+        if not request.has_response:
             await error_response(request.ended, scope["path"])(scope, receive, send)
         elif admission.abort(scope):
-            # Until uvicorn knows of it, it takes an unfinished answer for a mistake of ours.
+            # Until uvicorn has noticed, it would report an unfinished response as an error of the application.
             await asyncio.sleep(0.01)
         else:
             raise request.ended from None
 
 
 class _Request:
-    """The two ends of a request, which know whether it may still be read and has begun to be answered."""
+    """``receive`` and ``send`` of a request: records whether its response has begun, and refuses further input."""
 
     def __init__(self, receive: Receive, send: Send) -> None:
         self._receive = receive
         self._send = send
         self.ended: Unauthorized | None = None
-        self.is_answered = False
+        self.has_response = False
 
     async def send(self, message: Message) -> None:
-        self.is_answered = True
+        self.has_response = True
         await self._send(message)
 
     async def receive(self) -> Message:
-        if self.ended is not None and not self.is_answered:
+        if self.ended is not None and not self.has_response:
             raise self.ended
         return await self._receive()

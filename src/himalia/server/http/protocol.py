@@ -1,52 +1,53 @@
 """uvicorn's HTTP class, with limits on how long a peer may take and how much it may send.
 
 This overrides uvicorn's internals: its version is pinned, and ``tests/server/http/test_http_protocol.py`` fails when
-they move.
-``uvicorn_protocol`` has the WebSocket class.
+they change. ``websocket.uvicorn_protocol`` has the WebSocket class.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, NoReturn
 from urllib.parse import unquote
 
 import httptools
+from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
 
 from himalia.protocol import ErrorBody, encode
 from himalia.protocol.models import ErrorResponse
 from himalia.pubsub.turns import Turns
 from himalia.server.http.admission import STATE_KEY, Admitted
 from himalia.server.http.security_headers import security_headers, with_transport_security
+from himalia.server.http.stall import StallWatch
 from himalia.server.identity.origin import is_loopback
-from himalia.server.observe.log_config import RareWarnings
-from himalia.server.websocket.send_queue import unacknowledged_bytes
+from himalia.throttle import WarningThrottle
 
 logger = logging.getLogger("himalia.server")
-warnings = RareWarnings(logger)
+warnings = WarningThrottle(logger)
 
 HEAD_BYTES_MAX = 64 * 1024
 HEADERS_MAX = 100
-"""What browsers and proxies send is far less. Each costs time and memory, however short it is."""
+"""Browsers and proxies send far fewer. Each costs time and memory, however short it is."""
 URL_BYTES_MAX = 16 * 1024
 PIPELINED_MAX = 64
-"""Requests of one connection that may wait for the answer to an earlier one; their heads count together too."""
+"""Requests of one connection that may wait for the response to an earlier one. Their heads may have as many bytes
+together as one head may have."""
 PIECE_BYTES = 16 * 1024
-"""How much is parsed at a time: a body may come in very small chunks."""
+"""How much is parsed at a time: a body may consist of very small chunks."""
 SMALL_BYTES = 2 * 1024
-"""So little is parsed at once, such as a head: it need not wait behind the bodies of others."""
+"""Input up to this size, such as a head, is parsed at once: it does not wait behind the bodies of others."""
 LINGER_S = 2.0
-"""How long a peer that still sends may take to read its answer before the connection is cut."""
+"""How long a peer that is still sending may take to read its response before the connection is aborted."""
 LINGER_BYTES_MAX = 16 * 1024 * 1024
-STALL_LOOKS = 10
-"""How often in the time allowed it is looked whether a peer takes what it is sent."""
 
 
-def plain_answer(status: int, code: str, message: str) -> bytes:
-    """A whole answer, for where no application is asked."""
+def plain_response(status: int, code: str, message: str) -> bytes:
+    """Return a complete response, for requests that do not reach the application."""
     body = encode(ErrorResponse(ErrorBody(code, message)))
     headers = {
         "content-type": "application/json",
@@ -58,39 +59,51 @@ def plain_answer(status: int, code: str, message: str) -> bytes:
     return f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n{lines}\r\n".encode() + body
 
 
-MALFORMED = plain_answer(400, "BAD_REQUEST", "this is not a valid HTTP request")
-HEAD_TOO_LARGE = plain_answer(
+MALFORMED = plain_response(400, "BAD_REQUEST", "this is not a valid HTTP request")
+HEAD_TOO_LARGE = plain_response(
     431, "BAD_REQUEST", f"the head of a request has at most {HEAD_BYTES_MAX} bytes and {HEADERS_MAX} headers"
 )
-URL_TOO_LONG = plain_answer(414, "BAD_REQUEST", f"the address of a request has at most {URL_BYTES_MAX} bytes")
+URL_TOO_LONG = plain_response(
+    414, "BAD_REQUEST", f"the address of a request has at most {URL_BYTES_MAX} bytes"
+)
 
 
 class HttpCycle(RequestResponseCycle):
-    """One request and its answer."""
+    """One request and its response."""
 
     async def send(self, message: Any) -> None:
-        # A peer that is answered before it has sent its whole body is not read from any longer.
+        # A peer that gets its response before it has sent its whole body is not read from any longer.
         if self.more_body and not self.response_started:
             self.keep_alive = False
         await super().send(message)
 
     def abandon(self) -> None:
-        """The peer is gone, or not worth an answer: let the application know, and write nothing more."""
+        """Notify the application that the peer is gone or gets no response, and write nothing more."""
         if not self.response_complete:
             self.disconnected = True
         self.message_event.set()
 
 
-class AnswerTransport:
-    """The transport as a cycle sees it: closing it does not cut off an answer that is under way to the peer."""
+@dataclass(frozen=True, slots=True)
+class HttpOptions:
+    """Timeouts of every connection, and the turns in which input is parsed."""
 
-    def __init__(self, protocol: HttpProtocol) -> None:
+    handshake_timeout_s: float
+    stall_timeout_s: float
+    turns: Turns
+
+
+class ResponseTransport:
+    """The transport for responses: closing it does not cut off a response that the peer is still reading."""
+
+    def __init__(self, protocol: HttpProtocol, stall_timeout_s: float) -> None:
         self._protocol = protocol
+        self.stall = StallWatch(protocol.transport, protocol.client, stall_timeout_s)
 
     def write(self, data: bytes) -> None:
         if not self._protocol.transport.is_closing():
             self._protocol.transport.write(data)
-            self._protocol.wrote(len(data))
+            self.stall.count(len(data))
 
     def is_closing(self) -> bool:
         return self._protocol.transport.is_closing()
@@ -100,92 +113,101 @@ class AnswerTransport:
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """One connection."""
+    """One connection. Made by our ``Listener``, so that its constructor may differ from uvicorn's."""
 
-    handshake_timeout_s = 10.0
-    stall_timeout_s = 300.0
-    turns: Turns
-    admitted: Admitted | None = None
-    _handshake: asyncio.TimerHandle | None = None
-    _linger: asyncio.TimerHandle | None = None
-    # While something waits for the peer: what was written, what it has taken of that, and when it last took something.
-    _stall: asyncio.TimerHandle | None = None
-    _written = 0
-    _taken = 0
-    _took_at = 0.0
-    _in_head = True
-    _head_bytes = 0
-    _headers = 0
-    # Of the requests that wait for the answer to an earlier one.
-    _pipelined_bytes = 0
-    # The request that is being answered; uvicorn's ``cycle`` is the one that is being read.
-    _answering: HttpCycle | None = None
-    # What was read and is not parsed yet; and whether it waits for a turn.
-    _backlog = b""
-    _is_waiting = False
-    # Nothing that comes in is parsed any more.
-    _deaf = False
-    _finishing = False
-    # Bytes of which the parser has said nothing yet: it keeps a long header to itself until its end.
-    _unparsed_bytes = 0
-    _refusal = MALFORMED
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        options: HttpOptions,
+        admitted: Admitted | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state)
+        self._options = options
+        self._admitted = admitted
+        if admitted is not None:
+            self.app_state = {**app_state, STATE_KEY: admitted}
+        self._turns = options.turns
+        # Runs until a request's head is complete.
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._linger_timer: asyncio.TimerHandle | None = None
+        # None until the connection is made.
+        self._output: ResponseTransport | None = None
+        self._in_head = True
+        self._head_bytes = 0
+        self._header_count = 0
+        # Bytes of the heads of requests that wait for the response to an earlier one.
+        self._pipelined_bytes = 0
+        # The request that is being responded to; uvicorn's ``cycle`` is the one that is being read.
+        self._responding: HttpCycle | None = None
+        # Input that is not parsed yet; and whether it waits for a turn.
+        self._backlog = b""
+        self._is_parse_scheduled = False
+        # Whether further input is discarded; and whether the connection closes when the peer has read its response.
+        self._ignores_input = False
+        self._is_finishing = False
+        # Input that the parser has not reported yet: it keeps a long header to itself until its end.
+        self._unparsed_bytes = 0
+        self._refusal = MALFORMED
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if self.admitted is not None:
-            self.admitted.abort = transport.abort
-            self.app_state = {**self.app_state, STATE_KEY: self.admitted}
-        self._expect_headers()
+        self._output = ResponseTransport(self, self._options.stall_timeout_s)
+        if self._admitted is not None:
+            self._admitted.abort = transport.abort
+        self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._headers_came()
-        for timer in (self._linger, self._stall):
-            if timer is not None:
-                timer.cancel()
-        for cycle in (self._answering, *(cycle for cycle, _ in self.pipeline)):
+        self._end_head()
+        if self._linger_timer is not None:
+            self._linger_timer.cancel()
+        if self._output is not None:
+            self._output.stall.stop()
+        for cycle in (self._responding, *(cycle for cycle, _ in self.pipeline)):
             if isinstance(cycle, HttpCycle):
                 cycle.abandon()
         self.pipeline.clear()
         super().connection_lost(exc)
-        if self.admitted is not None:
-            self.admitted.closed()
+        if self._admitted is not None:
+            self._admitted.release()
 
     # Reading
 
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
-        if self._deaf:
+        if self._ignores_input:
             self._ignore(len(data))
             return
         self._backlog += data
-        if self._is_waiting:
+        if self._is_parse_scheduled:
             self.transport.pause_reading()  # the flow control has resumed it
-        elif len(data) > SMALL_BYTES and self.turns.is_over():
+        elif len(data) > SMALL_BYTES and self._turns.is_over():
             self._parse_later()
         else:
             self._parse_in_turns()
 
     def eof_received(self) -> None:
-        """The peer sends no more: what it has sent is parsed before the connection closes."""
-        while self._backlog and not self._deaf:
+        """Parse all input before the connection closes, as the peer sends no more."""
+        while self._backlog and not self._ignores_input:
             self._parse_piece()
 
     def _parse_in_turns(self) -> None:
-        """Parse a piece at least, and as many more as fit into this turn."""
-        while self._backlog and not self._deaf:
+        """Parse one piece, and as many more as fit into this turn."""
+        while self._backlog and not self._ignores_input:
             self._parse_piece()
-            if self._backlog and self.turns.is_over():
+            if self._backlog and self._turns.is_over():
                 self._parse_later()
                 return
         self._backlog = b""
 
     def _parse_later(self) -> None:
-        self._is_waiting = True
+        self._is_parse_scheduled = True
         self.transport.pause_reading()
-        self.turns.later(self._continue)
+        self._turns.later(self._continue)
 
     def _continue(self) -> None:
-        self._is_waiting = False
+        self._is_parse_scheduled = False
         if self.transport.is_closing():
             self._backlog = b""
             return
@@ -204,19 +226,19 @@ class HttpProtocol(HttpToolsProtocol):
                 self._backlog = b""
                 self.handle_websocket_upgrade()
                 return
-            # Another protocol would begin here, which we do not speak; the request itself is answered.
-            self._deaf = True
+            # Another protocol would begin here, which we do not speak; the request itself gets its response.
+            self._ignores_input = True
         except httptools.HttpParserError:
             self._stop_parsing()
-        if self._deaf or self.transport.is_closing():
+        if self._ignores_input or self.transport.is_closing():
             self._backlog = b""
             return
         if self._unparsed_bytes > HEAD_BYTES_MAX:
             self._refusal = HEAD_TOO_LARGE
             self._stop_parsing()
-        elif self._handshake is None and self._answering is None:
+        elif self._head_timer is None and self._responding is None:
             # An empty line between two requests ends the wait for the next one, but begins none.
-            self._expect_headers()
+            self._expect_head()
 
     def _ignore(self, size: int) -> None:
         self._unparsed_bytes += size
@@ -224,24 +246,24 @@ class HttpProtocol(HttpToolsProtocol):
             self.transport.abort()
 
     def _stop_parsing(self) -> None:
-        """What came is not a request, or one too many: answer what was asked before it, and close."""
-        if self._deaf:  # by one of the callbacks, which has seen to the rest
+        """Handle invalid input or one request too many: respond to the requests before it, and close."""
+        if self._ignores_input:  # set by one of the callbacks, which has done the rest
             return
-        self._deaf = True
-        self._headers_came()
+        self._ignores_input = True
+        self._end_head()
         reading = self.cycle
         if self._refusal is MALFORMED:
-            warnings.warn("malformed", "%s sent what is not a valid HTTP request; answered 400", self.client)
+            warnings.warn("malformed", "%s sent an invalid HTTP request; replied with 400", self.client)
         if reading is not None and not reading.response_complete and not reading.more_body:
             reading.keep_alive = False
             return
-        # Bytes of an answer that has begun, or that others wait for, cannot be followed by an error.
-        is_answering = self._answering is not None and (
-            self._answering is not reading or self._answering.response_started
+        # An error cannot follow the bytes of a response that has begun, or that other requests wait for.
+        is_responding = self._responding is not None and (
+            self._responding is not reading or self._responding.response_started
         )
         if isinstance(reading, HttpCycle):
             reading.abandon()
-        if is_answering:
+        if is_responding:
             self.transport.abort()
         else:
             # The host header may not have been read; a browser that connected to a loopback address is on this machine.
@@ -249,18 +271,18 @@ class HttpProtocol(HttpToolsProtocol):
             self.transport.write(with_transport_security(self._refusal) if is_strict else self._refusal)
             self.finish()
 
-    # What the parser says
+    # Callbacks of the parser
 
     def on_message_begin(self) -> None:
         if not self.pipeline:
             self._pipelined_bytes = 0
         if len(self.pipeline) >= PIPELINED_MAX or self._pipelined_bytes > HEAD_BYTES_MAX:
-            self._deaf = True
+            self._ignores_input = True
             self.cycle.keep_alive = False
             raise ValueError("too many requests wait on this connection")  # stops the parser
         self._in_head = True
-        self._head_bytes = self._headers = self._unparsed_bytes = 0
-        self._expect_headers()
+        self._head_bytes = self._header_count = self._unparsed_bytes = 0
+        self._expect_head()
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
@@ -270,11 +292,11 @@ class HttpProtocol(HttpToolsProtocol):
             self._refuse(URL_TOO_LONG)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        # httptools reports the trailer of a chunked body as headers too. A trailer may not change what the head said:
-        # neither who calls, nor the host, nor the origin.
+        # httptools reports the trailer of a chunked body as headers too. A trailer must not change the head: neither
+        # the caller, nor the host, nor the origin.
         self._count_head(len(name) + len(value))
-        self._headers += 1
-        if self._headers > HEADERS_MAX:
+        self._header_count += 1
+        if self._header_count > HEADERS_MAX:
             self._refuse(HEAD_TOO_LARGE)
         if self._in_head:
             super().on_header(name, value)
@@ -285,8 +307,8 @@ class HttpProtocol(HttpToolsProtocol):
         if self._head_bytes > HEAD_BYTES_MAX:
             self._refuse(HEAD_TOO_LARGE)
 
-    def _refuse(self, answer: bytes) -> NoReturn:
-        self._refusal = answer
+    def _refuse(self, response: bytes) -> NoReturn:
+        self._refusal = response
         raise ValueError("the head is too large")  # stops the parser
 
     def on_body(self, body: bytes) -> None:
@@ -295,7 +317,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
-        self._headers_came()
+        self._end_head()
         version, scope = self.parser.get_http_version(), self.scope
         scope["method"] = self.parser.get_method().decode("ascii")
         if version != "1.1":
@@ -310,7 +332,7 @@ class HttpProtocol(HttpToolsProtocol):
         scope["query_string"] = url.query or b""
         self.cycle = HttpCycle(
             scope=scope,
-            transport=AnswerTransport(self),  # type: ignore[arg-type]
+            transport=self._output,  # type: ignore[arg-type]
             flow=self.flow,
             logger=self.logger,
             access_logger=self.access_logger,
@@ -318,11 +340,11 @@ class HttpProtocol(HttpToolsProtocol):
             default_headers=self.server_state.default_headers,
             message_event=asyncio.Event(),
             expect_100_continue=self.expect_100_continue,
-            # What follows a request for another protocol is not ours to parse.
+            # Input behind a request for another protocol cannot be parsed here.
             keep_alive=version != "1.0" and self.parser.should_keep_alive() and not wants_upgrade,
             on_response=self.on_response_complete,
         )
-        if self._answering is None:
+        if self._responding is None:
             self._start_asgi_task(self.cycle, self.app)
         else:
             self.flow.pause_reading()
@@ -330,7 +352,7 @@ class HttpProtocol(HttpToolsProtocol):
             self.pipeline.appendleft((self.cycle, self.app))
 
     def _should_upgrade(self) -> bool:
-        # A handshake has no body. One that announces a body would be read to its end before anybody looked at it.
+        # A handshake has no body. One that announces a body would be read to its end before it was checked.
         return (
             self.scope["method"] == "GET"
             and not any(
@@ -340,89 +362,46 @@ class HttpProtocol(HttpToolsProtocol):
             and super()._should_upgrade()
         )
 
-    # Answering
+    # Responding
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         assert isinstance(cycle, HttpCycle)
-        self._answering = cycle
-        if self.admitted is not None:
-            self.admitted.busy = True
+        self._responding = cycle
+        if self._admitted is not None:
+            self._admitted.busy = True
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
-        self._answering = None
-        if self.admitted is not None:
-            self.admitted.busy = False
-        if not self._finishing:
+        self._responding = None
+        if self._admitted is not None:
+            self._admitted.busy = False
+        if not self._is_finishing:
             super().on_response_complete()
 
     def finish(self) -> None:
-        """Close the connection. A peer that still sends may read its answer first: a reset would take it away."""
+        """Close the connection. A peer that is still sending may read its response first: a reset would discard it."""
         if self.transport.is_closing():
             return
         reading = self.cycle
-        if not self._deaf and (reading is None or not reading.more_body):
+        if not self._ignores_input and (reading is None or not reading.more_body):
             self.transport.close()
             return
-        self._deaf = self._finishing = True
+        self._ignores_input = self._is_finishing = True
         self._unparsed_bytes = 0
         self.pipeline.clear()
         self.flow.resume_reading()
         if self.transport.can_write_eof():
             self.transport.write_eof()
-        if self._linger is None:
-            self._linger = self.loop.call_later(LINGER_S, self.transport.abort)
+        if self._linger_timer is None:
+            self._linger_timer = self.loop.call_later(LINGER_S, self.transport.abort)
 
     # Deadlines
 
-    def wrote(self, size: int) -> None:
-        """Watch a peer that does not take at once what it is sent."""
-        self._written += size
-        if self._stall is None and self.transport.get_write_buffer_size():
-            self._took_at = self.loop.time()
-            self._taken = self._written - self._untaken_bytes()
-            self._watch_stall()
+    def _expect_head(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(self._options.handshake_timeout_s, self.transport.abort)
 
-    def _untaken_bytes(self) -> int:
-        return int(self.transport.get_write_buffer_size()) + unacknowledged_bytes(self.transport)
-
-    def _watch_stall(self) -> None:
-        self._stall = self.loop.call_later(self.stall_timeout_s / STALL_LOOKS, self._look_for_stall)
-
-    def _look_for_stall(self) -> None:
-        """End the connection of a peer that takes nothing of what waits for it; a slow one is let be."""
-        self._stall = None
-        if not self.transport.get_write_buffer_size():
-            return
-        taken, now = self._written - self._untaken_bytes(), self.loop.time()
-        if taken > self._taken:
-            self._taken, self._took_at = taken, now
-        elif now - self._took_at >= self.stall_timeout_s:
-            warnings.warn(
-                "stalled",
-                "%s took nothing of its answer for %.0f s and is cut",
-                self.client,
-                now - self._took_at,
-            )
-            self.transport.abort()
-            return
-        self._watch_stall()
-
-    def _expect_headers(self) -> None:
-        if self._handshake is None:
-            self._handshake = self.loop.call_later(self.handshake_timeout_s, self.transport.abort)
-
-    def _headers_came(self) -> None:
-        if self._handshake is not None:
-            self._handshake.cancel()
-            self._handshake = None
-
-
-def http_protocol(handshake_timeout_s: float, stall_timeout_s: float, turns: Turns) -> type[HttpProtocol]:
-    """The HTTP class with these limits: uvicorn takes a class, not an object."""
-    attributes: dict[str, Any] = {
-        "handshake_timeout_s": handshake_timeout_s,
-        "stall_timeout_s": stall_timeout_s,
-        "turns": turns,
-    }
-    return type("TimedHttpProtocol", (HttpProtocol,), attributes)
+    def _end_head(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None

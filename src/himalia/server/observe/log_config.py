@@ -8,8 +8,6 @@ import logging
 import logging.config
 import re
 import time
-from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 _TOKEN = re.compile(r"(token=)[^&\s\"']+")
@@ -43,29 +41,6 @@ class HideCancelled(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
-
-
-class RareWarnings:
-    """Warnings that any peer can cause as often as it likes: each kind once a minute, with how often it happened."""
-
-    def __init__(
-        self, logger: logging.Logger, every_s: float = 60.0, *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._logger = logger
-        self._every_s = every_s
-        self._clock = clock
-        self._last_s: dict[str, float] = {}
-        self._unsaid: Counter[str] = Counter()
-
-    def warn(self, kind: str, message: str, *args: object) -> None:
-        now_s = self._clock()
-        if now_s - self._last_s.get(kind, float("-inf")) < self._every_s:
-            self._unsaid[kind] += 1
-            return
-        self._last_s[kind] = now_s
-        if unsaid := self._unsaid.pop(kind, 0):
-            message, args = f"{message} (and %d times since this was last said)", (*args, unsaid)
-        self._logger.warning(message, *args)
 
 
 class TextLines(logging.Formatter):

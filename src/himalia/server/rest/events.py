@@ -15,13 +15,13 @@ from himalia.errors import BadRequest, HimaliaError, Unauthorized
 from himalia.protocol import ClientMessage, Policy
 from himalia.pubsub import Outlet
 from himalia.server.auth import SECURITY, Caller, Context
-from himalia.server.caller_usage import Place
+from himalia.server.caller_usage import ConnectionSlot
 from himalia.server.codecs import SSE, SSE_OF_PATTERN, SseCodec
 from himalia.server.context import ServerContext
 from himalia.server.identity import Credential
 from himalia.server.rest.schema import errors
 from himalia.server.rest.topics import ERRORS, NOT_FOUND
-from himalia.server.websocket.subscribing import make_subscriber
+from himalia.server.websocket.subscription_request import make_subscriber
 from himalia.topics import is_pattern
 
 router = APIRouter(responses=ERRORS, tags=["messages"])
@@ -76,7 +76,7 @@ class EventsResponse(StreamingResponse):
     """
 
     def __init__(
-        self, context: ServerContext, outlet: SseOutlet, place: Place, credential: Credential
+        self, context: ServerContext, outlet: SseOutlet, slot: ConnectionSlot, credential: Credential
     ) -> None:
         super().__init__(
             _pieces(outlet, context.settings.heartbeat_s),
@@ -85,7 +85,7 @@ class EventsResponse(StreamingResponse):
         )
         self._context = context
         self._outlet = outlet
-        self._place = place
+        self._slot = slot
         self._credential = credential
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -95,7 +95,7 @@ class EventsResponse(StreamingResponse):
         finally:
             self._credential.unwatch(self._on_credential_end)
             self._outlet.closed = True
-            self._place.release()
+            self._slot.release()
             self._context.streams.pop(self._outlet, None)
             self._context.manager.disconnect(self._outlet)
 
@@ -144,7 +144,7 @@ async def events(
     ] = None,
 ) -> StreamingResponse:
     """Subscribe to a topic or a pattern. Sends stored records as requested, then new ones until you disconnect."""
-    place = context.admit(caller)
+    slot = context.admit(caller)
     if last_event_id:
         if is_pattern(name):
             raise BadRequest("Last-Event-ID resumes a topic, not a pattern; use `from` on the WebSocket")
@@ -165,17 +165,17 @@ async def events(
     try:
         subscriber = await make_subscriber(message, context.settings, caller, outlet, context.manager.turns)
         context.streams[outlet] = None
-        place.outlet = outlet
-        with context.usages.of(caller).subscribing(subscriber.identity):
+        slot.outlet = outlet
+        with context.usages.of(caller).reserve_subscription(subscriber.identity):
             result = await context.manager.subscribe(subscriber)
     except BaseException:
         context.streams.pop(outlet, None)
-        place.release()
+        slot.release()
         raise
     for gap in result.gaps:
         outlet.buffer(SSE.gap(gap.topic, subscriber.client_id, gap.requested, gap.first, gap.end))
     outlet.flush()
-    return EventsResponse(context, outlet, place, caller.credential)
+    return EventsResponse(context, outlet, slot, caller.credential)
 
 
 def _after(last_event_id: str) -> int:

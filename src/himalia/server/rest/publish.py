@@ -153,7 +153,7 @@ class Drafts:
         if count > self._count_max:
             raise MessageTooLarge(f"a body that is stored atomically has at most {self._count_max} messages")
         if not count % COUNTED_AT_ONCE:
-            self._body.keep(self.size_bytes + DRAFT_BYTES * count)
+            self._body.reserve(self.size_bytes + DRAFT_BYTES * count)
 
     async def add_all(self, messages: Iterable[models.IncomingMessage]) -> None:
         for message in messages:
@@ -242,7 +242,7 @@ class PublishTarget(msgspec.Struct, frozen=True):
             await asyncio.sleep(wait_s)
         usage = self.context.usages.of(self.caller)
         if usage.limits_publishing:
-            usage.publish(len(drafts), drafts.size_bytes)
+            usage.count_publish(len(drafts), drafts.size_bytes)
 
 
 def _is_ndjson(request: Request) -> bool:
@@ -256,7 +256,9 @@ def _is_ndjson(request: Request) -> bool:
 
 async def _read_json(context: ServerContext, drafts: Drafts, request: Request) -> bool:
     """Decode a JSON body to drafts. Returns whether it was one message rather than a list."""
-    body_of(request.scope).allow(context.settings.bulk_bytes_max, "; send NDJSON without a producer instead")
+    body_of(request.scope).set_limit(
+        context.settings.bulk_bytes_max, "; send NDJSON without a producer instead"
+    )
     text, several = bytearray(), False
     messages = MessageList(decode_messages, 2 * context.frame_bytes_max)
     async for data in request.stream():
@@ -309,7 +311,7 @@ async def _publish_lines(target: PublishTarget, drafts: Drafts, request: Request
                 drafts.add(_decode_message(line, "it"))
             if drafts and not is_atomic and (drafts.is_batch or body.should_store):
                 receipt.add(await target.store(drafts.split_off(), may_wait=receipt.count > 0))
-                body.stored()
+                body.restart_timeout()
             number += 1
             await turns.give_way()
         if drafts:
@@ -336,9 +338,9 @@ async def _lines(request: Request, context: ServerContext, *, is_atomic: bool) -
     """Yield the lines of a body as it arrives; only a body that is stored atomically is limited in length."""
     line_bytes_max = context.frame_bytes_max
     if is_atomic:
-        body_of(request.scope).allow(context.settings.bulk_bytes_max, " if it has a producer")
+        body_of(request.scope).set_limit(context.settings.bulk_bytes_max, " if it has a producer")
     else:
-        body_of(request.scope).stream(BYTES_AT_ONCE)
+        body_of(request.scope).set_streaming(BYTES_AT_ONCE)
     splitter = LineSplitter()
     async for data in request.stream():
         for line in splitter.feed(data):

@@ -26,7 +26,7 @@ from himalia.server.context import ServerContext
 from himalia.server.identity import Principal, Right
 from himalia.server.rest.schema import JSON, errors, model_of
 from himalia.server.rest.topics import ERRORS, NOT_FOUND, TopicName
-from himalia.server.websocket.subscribing import compile_checked
+from himalia.server.websocket.subscription_request import compile_limited_filter
 from himalia.topics import check_name
 
 if TYPE_CHECKING:
@@ -156,7 +156,9 @@ async def read_messages(
         raise BadRequest(f"`last` must be at most {context.settings.last_n_max}")
     media_type, encoder = _negotiate(request.headers.get("accept", "*/*"))
     compiled = (
-        None if filter is None else await compile_checked(filter, context.settings, context.manager.turns)
+        None
+        if filter is None
+        else await compile_limited_filter(filter, context.settings, context.manager.turns)
     )
     if compiled is not None and media_type != JSON:
         raise BadRequest(f"`filter` requires {JSON}; accept that, or read without a filter")

@@ -1,7 +1,7 @@
-"""WebSocket frames of a client, parsed without I/O and in slices: bytes come in, whole messages go to a sink.
+"""Parses WebSocket frames of a client, without I/O and in slices: bytes come in, complete messages go to a sink.
 
 Every frame that a well-behaved client sends is handled here, except its close frame. The first frame of any other
-kind (a close, a reserved bit, a missing mask, a frame out of order or over the limit) ends the conversation, so it is
+kind (a close, a reserved bit, a missing mask, a frame out of order or over the limit) ends the connection, so it is
 left to websockets' parser together with all that follows: ``FOREIGN``.
 """
 
@@ -23,12 +23,12 @@ FIN_PONG = FIN | PONG
 MASKED = 0x80
 CONTROL = 0x8
 CONTROL_BYTES_MAX = 125
-FRAMES_BETWEEN_LOOKS = 32
-"""Frames that are parsed before the parser asks whether to stop; it always makes that much progress."""
+FRAMES_PER_CHECK = 32
+"""Frames that are parsed before the parser checks whether to stop; it always makes that much progress."""
 
 
 class Sink(Protocol):
-    """Where messages go."""
+    """Receives messages."""
 
     def receive(self, data: bytes) -> None: ...
 
@@ -40,34 +40,34 @@ class Sink(Protocol):
 class Parsed(Enum):
     """Why the parser stopped."""
 
-    ALL = auto()  # every whole frame was handled
-    STOPPED = auto()  # it was asked to stop; there may be more
+    ALL = auto()  # every complete frame was handled
+    STOPPED = auto()  # ``should_stop`` was true; there may be more
     FOREIGN = auto()  # the rest is for websockets' parser
 
 
 class FrameParser:
-    """``feed`` what comes in, then ``parse``, again and again while it says ``STOPPED``.
+    """``feed`` the input, then ``parse``, repeatedly while it returns ``STOPPED``.
 
-    ``bytes_max`` is the largest message. A text frame beyond it is skipped and reported to the sink, because the
-    client can be answered; a fragmented or binary message beyond it is foreign.
+    ``bytes_max`` is the largest message. A text frame beyond it is skipped and reported to the sink, which can reply
+    to the client; a fragmented or binary message beyond it is foreign.
     """
 
     __slots__ = ("_at", "_bytes_max", "_data", "_kind", "_message", "_rest", "_skip", "_wanted", "pongs")
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
-        # What is being parsed, and how far it has come.
+        # The input that is being parsed, and up to where it is.
         self._data = b""
         self._at = 0
-        # The beginning of a frame whose rest has not come, and how long it must be before it is looked at again.
+        # The beginning of an incomplete frame, and how long it must be before it is parsed again.
         self._rest = bytearray()
         self._wanted = 0
-        # What is still to come of a frame that is skipped.
+        # Bytes to skip that have not arrived yet.
         self._skip = 0
-        # The fragments so far of a message, and its opcode.
+        # The fragments of a message so far, and its opcode.
         self._message = bytearray()
         self._kind: int | None = None
-        # Answers to pings, to be written by the caller.
+        # Replies to pings, to be written by the caller.
         self.pongs: list[bytes] = []
 
     def feed(self, data: bytes) -> None:
@@ -78,7 +78,7 @@ class FrameParser:
         if self._at < len(self._data):
             self._data, self._at = self._data[self._at :] + data, 0
         elif self._rest:
-            # A bytearray grows in place, however small the pieces are in which the rest comes.
+            # A bytearray grows in place, however small the pieces are in which the rest arrives.
             self._rest += data
             if len(self._rest) >= self._wanted:
                 self._data, self._at = bytes(self._rest), 0
@@ -88,28 +88,28 @@ class FrameParser:
 
     @property
     def has_input(self) -> bool:
-        """Whether there may be whole frames to parse."""
+        """Whether there may be complete frames to parse."""
         return self._at < len(self._data)
 
     @property
-    def kept_bytes(self) -> int:
-        """What is held in memory of this client's input."""
+    def buffered_bytes(self) -> int:
+        """Bytes of this client's input in memory."""
         return len(self._data) - self._at + len(self._rest) + len(self._message)
 
     @property
     def current_size(self) -> int | None:
-        """Bytes of the fragmented message that is under way; ``None`` between messages."""
+        """Bytes of the incomplete fragmented message; None between messages."""
         return None if self._kind is None else len(self._message)
 
-    def take_rest(self) -> bytes:
-        """What was fed and not parsed."""
+    def pop_rest(self) -> bytes:
+        """Remove and return the input that was not parsed."""
         rest = self._data[self._at :] or bytes(self._rest)
         self._data, self._at = b"", 0
         self._rest.clear()
         return rest
 
-    def give_up(self) -> None:
-        """Forget the message that is under way; what is still to come of its frame is skipped."""
+    def drop_partial(self) -> None:
+        """Drop the incomplete message; the rest of its frame is skipped when it arrives."""
         if self._wanted > len(self._rest):
             self._skip, self._wanted = self._wanted - len(self._rest), 0
             self._rest = bytearray()
@@ -124,7 +124,7 @@ class FrameParser:
             if length >= 126:
                 wide = 2 if length == 126 else 8
                 if size - head < wide:
-                    # websockets refuses most of what is foreign before it knows the length.
+                    # websockets refuses most foreign frames before it knows their length.
                     if self._is_foreign(first, second, 0):
                         outcome = Parsed.FOREIGN
                     break
@@ -147,10 +147,10 @@ class FrameParser:
                 break
             else:
                 payload = apply_mask(data[head + 4 : end], data[head : head + 4]) if length else b""
-                self._take(sink, first, payload)
+                self._handle(sink, first, payload)
             at = end
             frames += 1
-            if not frames % FRAMES_BETWEEN_LOOKS and should_stop():
+            if not frames % FRAMES_PER_CHECK and should_stop():
                 outcome = Parsed.STOPPED
                 break
         if outcome is Parsed.ALL and at < size:
@@ -172,7 +172,7 @@ class FrameParser:
             return self._kind is None or length > room
         return opcode not in (TEXT, BINARY) or self._kind is not None or length > room
 
-    def _take(self, sink: Sink, first: int, payload: bytes) -> None:
+    def _handle(self, sink: Sink, first: int, payload: bytes) -> None:
         """Handle any frame but a whole text message."""
         opcode = first & OPCODE
         if opcode == PING:

@@ -1,46 +1,32 @@
-"""One WebSocket client: what it says, and what it is answered. No I/O: bytes come in, bytes are gathered."""
+"""The session of one WebSocket client: dispatches its messages. Does no I/O: bytes come in, replies are buffered."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
 from himalia.errors import (
     BadRequest,
-    BodyTimeout,
     HimaliaError,
     InternalError,
     MessageTooLarge,
-    RateLimited,
-    ShuttingDown,
-    TooManyBodies,
     TooManySubscriptions,
     Unauthorized,
 )
-from himalia.log.api import Appended, Batch
-from himalia.protocol import (
-    PROTOCOL_VERSION,
-    ClientMessage,
-    NoticeKind,
-    ServerMessage,
-    decode_client_message,
-    encode,
-    request_id_of,
-    text_frame,
-)
+from himalia.protocol import ClientMessage, NoticeKind, ServerMessage, decode_client_message, request_id_of
 from himalia.pubsub import Subscriber
-from himalia.record import Draft, format_ts, now_us
-from himalia.server.caller_usage import Place
-from himalia.server.codecs import WEBSOCKET, error_message
-from himalia.server.drafts import Drafter
-from himalia.server.http.body_budget import Hold
+from himalia.record import format_ts, now_us
+from himalia.server.caller_usage import ConnectionSlot
+from himalia.server.codecs import WEBSOCKET
 from himalia.server.identity import Principal
-from himalia.server.websocket.subscribing import make_subscriber
-from himalia.server.websocket.transport import Channel
+from himalia.server.websocket.flow_control import FlowControl
+from himalia.server.websocket.liveness import Liveness
+from himalia.server.websocket.partial_message import PartialMessage
+from himalia.server.websocket.publish_batches import PublishBatches
+from himalia.server.websocket.reply_writer import ReplyWriter
+from himalia.server.websocket.subscription_request import make_subscriber
+from himalia.server.websocket.transport import ClientTransport
 from himalia.topics import check_pattern
 
 if TYPE_CHECKING:
@@ -48,284 +34,153 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("himalia.connection")
 
-INPUT_BYTES_FREE = 64 * 1024
-"""What each connection may keep of a message that is not whole without a place in the budget of bodies."""
-COMMANDS_WAITING_MAX = 64
+MESSAGES_WAITING_MAX = 64
 WAITING_BYTES_LARGE = 16 * 1024
-# Written out because a busy publisher gets thousands of these a second.
-_ACK = b'{"type":"ack",%b%b"topic":"%b","status":"ok","offset":%d,"epoch":"%b","ts":"%b"}'
 
 
-class Publishes:
-    """Publishes to one topic that came in together and are stored together."""
+class WebSocketSession:
+    """The server's half of one connection. ``receive`` for each message, ``end_of_input`` after each read.
 
-    __slots__ = ("drafts", "request_ids")
-
-    def __init__(self) -> None:
-        self.drafts: list[Draft] = []
-        self.request_ids: list[str | None] = []
-
-
-class Connection:
-    """The server's half of the conversation. ``receive`` for each message, ``end_of_input`` after each read.
-
-    Publishes of one read go to the log as one batch for each topic. Other commands may have to wait for the
-    log; what comes after such a command waits behind it, so that a client is answered in the order it spoke.
+    Publishes of one read are appended as one batch per topic. Other commands may have to wait for the log; messages
+    that follow such a command wait behind it, so that a client gets its replies in the order of its requests.
+    Belongs to the event loop.
     """
 
     __slots__ = (
-        "_allowance",
-        "_busy",
         "_context",
-        "_drafter",
-        "_flushing",
-        "_in_flight",
-        "_input",
-        "_input_since",
-        "_next_ping",
-        "_pinged_at",
-        "_place",
+        "_flow",
+        "_liveness",
+        "_partial",
         "_publishes",
-        "_reading",
-        "_refilled_at",
-        "_spoke",
-        "_unsent",
+        "_replies",
+        "_slot",
         "_usage",
         "_waiting",
-        "channel",
         "principal",
+        "transport",
     )
 
-    def __init__(self, context: ServerContext, principal: Principal, channel: Channel, place: Place) -> None:
-        self.channel = channel
+    def __init__(
+        self, context: ServerContext, principal: Principal, transport: ClientTransport, slot: ConnectionSlot
+    ) -> None:
         self.principal = principal
+        self.transport = transport
         self._context = context
-        self._drafter = Drafter(context.settings, principal)
-        self._place = place
-        place.outlet = channel
+        self._slot = slot
+        slot.outlet = transport
+        self._flow = FlowControl(context, transport)
+        self._replies = ReplyWriter(context, transport, principal.name)
         self._usage = context.usages.of(principal)
-        self._publishes: dict[str, Publishes] = {}
-        self._in_flight = 0
-        self._reading = True
-        self._busy = False
-        self._waiting: deque[bytes] = deque()
-        self._flushing = False
-        self._spoke = False
-        self._unsent = 0
-        self._allowance = max(context.settings.publish_rate_max, 1.0)
-        self._refilled_at = channel.last_seen
-        self._next_ping = channel.last_seen + context.settings.heartbeat_s
-        self._pinged_at: float | None = None
-        # What a message that is not whole holds of the budget of bodies, and since when.
-        self._input: Hold | None = None
-        self._input_since = 0.0
-        channel.on_writable = self._resume_reading
+        self._publishes = PublishBatches(context, principal, self._usage, self._flow, self._replies)
+        self._partial = PartialMessage(context, self._replies)
+        self._liveness = Liveness(context.settings, transport, self._flow, self._replies)
+        # Messages behind a running command. Short, because reading is paused: an empty list is smaller than a deque.
+        self._waiting: list[bytes] = []
         context.connections[self] = None
-        principal.credential.watch(self._credential_ended)
+        principal.credential.watch(self._on_credential_end)
 
-    # What comes in
+    # Input
 
     def receive(self, data: bytes) -> None:
-        """One text message. Whatever is wrong with it is answered; nothing is raised."""
+        """Handle one text message. Every error is replied to; nothing is raised."""
         if self.principal.credential.ended is not None:
             return
-        if self._busy:
+        if self._flow.is_busy:
             self._waiting.append(data)
-            if len(self._waiting) >= COMMANDS_WAITING_MAX or len(data) >= WAITING_BYTES_LARGE:
-                self._hold_reading()
+            if len(self._waiting) >= MESSAGES_WAITING_MAX or len(data) >= WAITING_BYTES_LARGE:
+                self._flow.pause()
             return
         message: ClientMessage | None = None
         try:
             message = decode_client_message(data)
             if message.type == "publish":
-                self._publish(message)
+                self._publishes.add(message)
             elif message.type == "ping":
-                self._reply(ServerMessage("pong", request_id=message.request_id, ts=format_ts(now_us())))
+                self._replies.send(
+                    ServerMessage("pong", request_id=message.request_id, ts=format_ts(now_us()))
+                )
             else:
                 self._start_command(message)
         except HimaliaError as error:
-            self._refuse(error, message.request_id if message else request_id_of(data))
+            self._replies.refuse(error, message.request_id if message else request_id_of(data))
         except Exception:
-            self._log_bug("a message")
-            self._refuse(
+            self._log_failure("message")
+            self._replies.refuse(
                 InternalError("the server failed on this message; its log says why"), request_id_of(data)
             )
 
     def receive_binary(self) -> None:
-        self._refuse(BadRequest("binary frames are not part of the protocol; send JSON as text"), None)
+        self._replies.refuse(
+            BadRequest("binary frames are not part of the protocol; send JSON as text"), None
+        )
 
     def receive_too_large(self, size: int) -> None:
         limit = self._context.settings.message_bytes_max
-        self._refuse(MessageTooLarge(f"a message has at most {limit} bytes, this one has {size}"), None)
+        self._replies.refuse(
+            MessageTooLarge(f"a message has at most {limit} bytes, this one has {size}"), None
+        )
 
     def end_of_input(self) -> None:
-        """Everything that was read has been received: hand the publishes over."""
-        if self._publishes:
-            self._submit()
-        # A peer that does not take its answers is not read either, so that they cannot pile up.
-        if self.channel.buffered_bytes >= self._context.settings.write_buffer_bytes:
-            self.channel.flush()
-        if self._context.is_full or self.channel.paused:
-            self._hold_reading()
+        """Called when every message of a read was received: submits the publishes."""
+        self._publishes.submit()
+        # A client that does not read its replies is not read from either, so that they cannot pile up.
+        if self.transport.buffered_bytes >= self._context.settings.write_buffer_bytes:
+            self.transport.flush()
+        if self._context.is_full or self.transport.paused:
+            self._flow.pause()
 
-    def may_keep(self, size: int) -> bool:
-        """Whether so many bytes of messages that are not whole may be kept; if not, the connection ends.
+    def reserve_input(self, size: int) -> bool:
+        """Reserve memory for ``size`` bytes of an incomplete message; False if the connection was closed instead."""
+        return self._partial.reserve(size)
 
-        Beyond a little they count as the bodies of requests do.
-        """
-        if size <= INPUT_BYTES_FREE:
-            self._release_input()
-            return True
-        if self._input is None:
-            self._input = self._context.bodies.hold(self.principal.name)
-            self._input_since = asyncio.get_running_loop().time()
-        try:
-            self._input.extend(max(0, size - self._input.bytes))
-        except TooManyBodies as error:
-            self._end_input(error)
-            return False
-        return True
-
-    def _end_input(self, error: HimaliaError) -> None:
-        """A message is given up before it is whole, and the connection with it."""
-        self._release_input()
-        self._context.metrics.count_error(error.code)
-        self.channel.buffer(WEBSOCKET.error(error))
-        self.channel.close(error)
-
-    def _release_input(self) -> None:
-        if self._input is not None:
-            self._input.release()
-            self._input = None
-
-    def disconnected(self) -> None:
-        """The peer is gone. Idempotent."""
-        self.channel.closed = True
-        self._release_input()
-        self._waiting.clear()
-        self.principal.credential.unwatch(self._credential_ended)
-        self._place.release()
-        self._context.connections.pop(self, None)
-        self._context.manager.disconnect(self.channel)
-
-    # Publishing
-
-    def _publish(self, message: ClientMessage) -> None:
-        if self._context.draining:
-            raise ShuttingDown(
-                "the server is shutting down and takes no more; publish again after reconnecting"
-            )
-        if self._context.settings.publish_rate_max:
-            self._check_rate()
-        topic, body = message.topic, message.message
-        assert topic is not None and body is not None  # checked when it was decoded
-        draft = self._drafter.draft(topic, body, message.client_id)
-        if self._usage.limits_publishing:
-            self._usage.publish(1, draft.size_bytes)
-        publishes = self._publishes.get(topic)
-        if publishes is None:
-            publishes = self._publishes[topic] = Publishes()
-        publishes.drafts.append(draft)
-        publishes.request_ids.append(message.request_id)
-
-    def _check_rate(self) -> None:
-        rate = self._context.settings.publish_rate_max
-        now = asyncio.get_running_loop().time()
-        self._allowance = min(max(rate, 1.0), self._allowance + (now - self._refilled_at) * rate)
-        self._refilled_at = now
-        if self._allowance < 1:
-            raise RateLimited(f"at most {rate:g} publishes a second; wait and publish again")
-        self._allowance -= 1
-
-    def _submit(self) -> None:
-        gathered, self._publishes = self._publishes, {}
-        for topic, publishes in gathered.items():
-            self._in_flight += len(publishes.drafts)
-            future = self._context.manager.publish(Batch(topic, publishes.drafts, scope=self.principal.name))
-            future.add_done_callback(partial(self._published, topic, publishes.request_ids))
-        if self._in_flight >= self._context.settings.publishes_in_flight_max:
-            self._hold_reading()
-
-    def _published(
-        self, topic: str, request_ids: Sequence[str | None], future: asyncio.Future[Appended]
-    ) -> None:
-        self._in_flight -= len(request_ids)
-        if not self._reading:
-            self._resume_reading()
-        if self.channel.closed:
-            return
-        error = future.exception()
-        if error is None:
-            self._acknowledge(topic, request_ids, future.result())
-        else:
-            known = (
-                error if isinstance(error, HimaliaError) else InternalError("publishing failed in the server")
-            )
-            if known is not error:
-                name = self.principal.name
-                extra = {"caller": name}
-                logger.error("publishing to %s of %s failed", topic, name, exc_info=error, extra=extra)
-            for request_id in request_ids:
-                self._refuse(known, request_id)
-        self._flush_soon()
-
-    def _acknowledge(self, topic: str, request_ids: Sequence[str | None], appended: Appended) -> None:
-        name, epoch = topic.encode(), appended.epoch.encode()
-        ts = format_ts(appended.ts_us).encode()
-        frames = [
-            text_frame(_ACK % (self._version(), _echo(request_id), name, offset, epoch, ts))
-            for request_id, offset in zip(request_ids, appended.offsets, strict=True)
-        ]
-        self.channel.buffer(b"".join(frames))
-
-    # Subscribing
+    # Commands
 
     def _start_command(self, message: ClientMessage) -> None:
-        # What was published before this command is with the log before the command looks at it.
-        self._submit()
-        self._busy = True
-        asyncio.get_running_loop().create_task(self._command(message))
+        # The log has the publishes before this command when the command looks at it.
+        self._publishes.submit()
+        self._flow.is_busy = True
+        asyncio.get_running_loop().create_task(self._run_command(message))
 
-    async def _command(self, message: ClientMessage) -> None:
+    async def _run_command(self, message: ClientMessage) -> None:
         try:
             if message.type == "subscribe":
                 await self._subscribe(message)
             else:
                 self._unsubscribe(message)
         except HimaliaError as error:
-            self._refuse(error, message.request_id)
+            self._replies.refuse(error, message.request_id)
         except Exception:
-            self._log_bug("a command")
-            self._refuse(
+            self._log_failure("command")
+            self._replies.refuse(
                 InternalError("the server failed on this command; its log says why"), message.request_id
             )
         finally:
-            self._busy = False
-            self._resume_waiting()
-            self.channel.flush()
+            self._flow.is_busy = False
+            self._receive_waiting()
+            self.transport.flush()
 
     async def _subscribe(self, message: ClientMessage) -> None:
         context = self._context
         subscriber = await make_subscriber(
-            message, context.settings, self.principal, self.channel, context.manager.turns
+            message, context.settings, self.principal, self.transport, context.manager.turns
         )
-        self._check_subscriptions(subscriber)
-        with self._usage.subscribing(subscriber.identity):
-            result = await self._context.manager.subscribe(subscriber)
-        ack = self._ack(message)
+        self._check_subscription_count(subscriber)
+        with self._usage.reserve_subscription(subscriber.identity):
+            result = await context.manager.subscribe(subscriber)
+        ack = _ack(message)
         if subscriber.follows_pattern:
             ack.topics = result.positions
         elif position := result.positions.get(subscriber.pattern):
             ack.offset, ack.epoch = position.offset, position.epoch
-        self._reply(ack)
+        self._replies.send(ack)
         for gap in result.gaps:
-            self.channel.buffer(
+            self.transport.buffer(
                 WEBSOCKET.gap(gap.topic, subscriber.client_id, gap.requested, gap.first, gap.end)
             )
 
-    def _check_subscriptions(self, subscriber: Subscriber) -> None:
+    def _check_subscription_count(self, subscriber: Subscriber) -> None:
         limit = self._context.settings.subscriptions_max
-        mine = self.channel.subscribers
+        mine = self.transport.subscribers
         if len(mine) >= limit and all(other.identity != subscriber.identity for other in mine):
             raise TooManySubscriptions(
                 f"a connection has at most {limit} subscriptions; unsubscribe or use a pattern"
@@ -334,146 +189,67 @@ class Connection:
     def _unsubscribe(self, message: ClientMessage) -> None:
         assert message.topic is not None and message.client_id is not None  # checked when it was decoded
         pattern = check_pattern(message.topic, self._context.settings.topic_length_max)
-        self._context.manager.unsubscribe(pattern, self.principal.name, message.client_id, self.channel)
-        self._reply(self._ack(message))
+        self._context.manager.unsubscribe(pattern, self.principal.name, message.client_id, self.transport)
+        self._replies.send(_ack(message))
 
-    def _resume_waiting(self) -> None:
-        while self._waiting and not self._busy:
-            self.receive(self._waiting.popleft())
-        if not self._busy:
+    def _receive_waiting(self) -> None:
+        while self._waiting and not self._flow.is_busy:
+            self.receive(self._waiting.pop(0))
+        if not self._flow.is_busy:
             self.end_of_input()
-            self._resume_reading()
+            self._flow.resume()
 
-    # What goes out
+    def _log_failure(self, what: str) -> None:
+        caller = self.principal.name
+        logger.exception("handling a %s of %s failed", what, caller, extra={"caller": caller})
 
-    def _ack(self, message: ClientMessage) -> ServerMessage:
-        return ServerMessage(
-            "ack", request_id=message.request_id, topic=message.topic, status="ok", ts=format_ts(now_us())
-        )
+    # Liveness and end
 
-    def _reply(self, message: ServerMessage) -> None:
-        if not self._spoke:
-            self._spoke = True
-            message.protocol = PROTOCOL_VERSION
-        self.channel.buffer(text_frame(encode(message)))
-        self._flush_soon()
+    def check_liveness(self, now: float) -> None:
+        """Called often: pings the client when it is time, and closes the connection of one that is dead."""
+        if self._liveness.is_dead(now):
+            self.transport.abort()
+        elif not self._partial.close_if_late(now):
+            self._liveness.ping_if_due(now)
 
-    def _refuse(self, error: HimaliaError, request_id: str | None) -> None:
-        logger.debug(
-            "refused %s: %s %s",
-            self.principal.name,
-            error.code,
-            error.message,
-            extra={"caller": self.principal.name},
-        )
-        self._context.metrics.count_error(error.code)
-        self._reply(error_message(error, request_id))
-
-    def _log_bug(self, what: str) -> None:
-        name = self.principal.name
-        logger.exception("%s of %s could not be handled", what, name, extra={"caller": name})
-
-    def _version(self) -> bytes:
-        """The protocol version in the first answer, nothing in later ones."""
-        if self._spoke:
-            return b""
-        self._spoke = True
-        return b'"protocol":%d,' % PROTOCOL_VERSION
-
-    def _flush_soon(self) -> None:
-        if not self._flushing:
-            self._flushing = True
-            asyncio.get_running_loop().call_soon(self._flush)
-
-    def _flush(self) -> None:
-        self._flushing = False
-        self.channel.flush()
-
-    # Flow
-
-    def _hold_reading(self) -> None:
-        if self._reading:
-            self._reading = False
-            self.channel.pause_reading()
-            if self._context.is_full:
-                self._context.hold(self._resume_reading)
-
-    def _resume_reading(self) -> None:
-        if self._reading or self._busy or self.channel.paused:
-            return
-        if self._context.is_full:
-            self._context.hold(self._resume_reading)
-        elif self._in_flight <= self._context.settings.publishes_in_flight_max // 2:
-            self._reading = True
-            self.channel.resume_reading()
-
-    # Life
-
-    def beat(self, now: float) -> None:
-        """Called often; pings when it is time and ends a connection whose peer shows no life."""
-        settings, channel = self._context.settings, self.channel
-        unsent = channel.untaken_bytes
-        if unsent < self._unsent:
-            channel.last_seen = now  # it takes what waits for it, however slowly
-        self._unsent = unsent
-        if self._pinged_at is not None:
-            not_listening = not self._reading and not channel.paused
-            if channel.last_seen >= self._pinged_at or not_listening:
-                self._pinged_at = None
-            elif now - self._pinged_at > self._patience_s():
-                logger.info(
-                    "a peer of %s showed no life for %.0f s and is dropped",
-                    self.principal.name,
-                    now - channel.last_seen,
-                    extra={"caller": self.principal.name},
-                )
-                channel.abort()
-                return
-        if self._input is not None and now - self._input_since > settings.body_timeout_s:
-            self._end_input(BodyTimeout(f"a message was not whole after {settings.body_timeout_s:g} s"))
-            return
-        if now >= self._next_ping:
-            self._next_ping = now + settings.heartbeat_s
-            if self._pinged_at is None:
-                self._pinged_at = now
-            channel.ping()
-            if self._spoke and not channel.paused:
-                channel.buffer(WEBSOCKET.info(NoticeKind.PING))
-                channel.flush()
-
-    def _patience_s(self) -> float:
-        # The ping waits behind everything else for a peer that is slow to read, and so does its answer.
-        settings = self._context.settings
-        return settings.stall_timeout_s if self.channel.paused else settings.heartbeat_timeout_s
-
-    def _credential_ended(self, why: Unauthorized) -> None:
-        """The key, token or session that opened this connection is no longer valid: say so, and close."""
+    def on_disconnect(self) -> None:
+        """Called when the transport is closed; releases everything that the client had. Idempotent."""
+        self.transport.closed = True
+        self._partial.release()
         self._waiting.clear()
-        self._context.metrics.count_error(why.code)
-        self.channel.buffer(WEBSOCKET.error(why))
-        self.channel.close(why)
+        self.principal.credential.unwatch(self._on_credential_end)
+        self._slot.release()
+        self._context.connections.pop(self, None)
+        self._context.manager.disconnect(self.transport)
+
+    def _on_credential_end(self, why: Unauthorized) -> None:
+        """Called when the key, token or browser session that opened this connection is no longer valid."""
+        self._waiting.clear()
+        self._replies.close(why)
 
     def announce_shutdown(self) -> None:
-        if self._spoke:
-            self.channel.buffer(WEBSOCKET.info(NoticeKind.SERVER_SHUTDOWN))
-            self.channel.flush()
+        self._replies.notify(NoticeKind.SERVER_SHUTDOWN)
 
     @property
     def is_drained(self) -> bool:
-        """Whether everything that this client has coming was sent."""
-        channel = self.channel
-        if self._in_flight or self._busy or channel.buffered_bytes or channel.unsent_bytes:
+        """Whether everything that is pending for this client was sent."""
+        transport = self.transport
+        if self._flow.in_flight or self._flow.is_busy or transport.buffered_bytes or transport.unsent_bytes:
             return False
         return all(
-            not cursor.lag for subscriber in channel.subscribers for cursor in subscriber.cursors.values()
+            not cursor.lag for subscriber in transport.subscribers for cursor in subscriber.cursors.values()
         )
 
-    def shut(self, code: int, reason: str) -> None:
-        self.channel.shut(code, reason)
+    def close(self, code: int, reason: str) -> None:
+        """Send a close frame and end the connection soon, whatever the client does."""
+        self.transport.send_close(code, reason)
 
     def abort(self) -> None:
-        self.channel.abort()
+        """End the connection now."""
+        self.transport.abort()
 
 
-def _echo(request_id: str | None) -> bytes:
-    return b"" if request_id is None else b'"request_id":%b,' % encode(request_id)
+def _ack(message: ClientMessage) -> ServerMessage:
+    return ServerMessage(
+        "ack", request_id=message.request_id, topic=message.topic, status="ok", ts=format_ts(now_us())
+    )

@@ -1,4 +1,4 @@
-"""The transport of one WebSocket connection, as the connection's logic sees it."""
+"""The transport of one WebSocket connection, as its session uses it, and the close codes."""
 
 from __future__ import annotations
 
@@ -16,17 +16,20 @@ CLOSE_GOING_AWAY = 1001
 CLOSE_SERVICE_RESTART = 1012
 CLOSE_TRY_AGAIN_LATER = 1013
 CLOSE_UNAUTHORIZED = 4401
-"""What let the peer in has ended: its key was removed, replaced or has expired, its session was revoked."""
+"""The credential of the client has ended: its key was removed, replaced or has expired, its session was revoked."""
 
 
-class Channel(Outlet):
-    """An outlet that can also pause its reading, ping its peer, and end the connection in order or at once."""
+class ClientTransport(Outlet):
+    """An outlet that can also pause its reading, ping its client, and end the connection, in order or at once.
+
+    There are two: ``UvicornTransport``, which ``himalia serve`` uses, and ``AsgiTransport`` for other servers.
+    """
 
     __slots__ = ("last_seen", "on_writable")
 
     def __init__(self) -> None:
         super().__init__(WEBSOCKET)
-        # When the peer last showed life: sent anything, or took what was waiting for it.
+        # When the client last showed a sign of life: sent anything, or read what was pending for it.
         self.last_seen = asyncio.get_running_loop().time()
         self.on_writable: Callable[[], None] | None = None
 
@@ -36,8 +39,8 @@ class Channel(Outlet):
             self.on_writable()
 
     @property
-    def untaken_bytes(self) -> int:
-        """What the peer's machine has not taken yet, as far as that is known."""
+    def unread_bytes(self) -> int:
+        """Bytes that the client's machine has not accepted yet, as far as that is known."""
         return self.unsent_bytes
 
     @abstractmethod
@@ -48,18 +51,18 @@ class Channel(Outlet):
 
     @abstractmethod
     def ping(self) -> None:
-        """Ask the peer for a sign of life."""
+        """Send a ping frame; the client replies with a pong, which is a sign of life."""
 
     @abstractmethod
-    def shut(self, code: int, reason: str) -> None:
-        """Send a close frame behind what was written; end the connection soon, whatever the peer does."""
+    def send_close(self, code: int, reason: str) -> None:
+        """Send a close frame behind what was written; end the connection soon, whatever the client does."""
 
     @abstractmethod
     def abort(self) -> None:
         """End the connection now."""
 
     def close(self, error: HimaliaError) -> None:
-        self.shut(_close_code(error), str(error.code))
+        self.send_close(_close_code(error), str(error.code))
 
 
 def _close_code(error: HimaliaError) -> int:

@@ -1,28 +1,31 @@
-"""uvicorn's WebSocket class, made quick: frames are taken from and written to the transport directly.
+"""uvicorn's WebSocket class with a fast path: frames are read from and written to the transport directly.
 
-uvicorn pauses reading after every message and wakes a task for each; here a whole read is handed over at once, or in
-slices if it holds very many frames. ``FrameParser`` handles what clients send in good order. Its first other frame, a
-close or a protocol error, is left to uvicorn and websockets with all that follows; it is the end in any case. These
-are uvicorn's internals: its version is pinned, and ``tests/server/websocket/test_uvicorn_protocol.py`` fails when they
-move.
+uvicorn pauses reading after every message and wakes a task for each; here a whole read is handled at once, or in
+slices if it holds very many frames. ``FrameParser`` handles the frames of a well-behaved client. Its first other
+frame, a close or a protocol error, goes to uvicorn and websockets with all that follows; either ends the connection.
+These are uvicorn's internals: its version is pinned, and ``tests/server/websocket/test_uvicorn_protocol.py`` fails
+when they change. docs/benchmarks.md has the gain. To switch it off, run ``create_app`` on an ASGI server of your own.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+from typing import TYPE_CHECKING, Any
 
+from uvicorn.config import Config
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from uvicorn.server import ServerState
 from websockets.exceptions import InvalidState
 
 from himalia.pubsub.turns import Turns
 from himalia.server.http.admission import STATE_KEY, Admitted
+from himalia.server.http.stall import unread_bytes_of
 from himalia.server.websocket.frame_parser import FrameParser, Parsed
-from himalia.server.websocket.send_queue import unacknowledged_bytes
-from himalia.server.websocket.transport import Channel
+from himalia.server.websocket.transport import ClientTransport
 
 if TYPE_CHECKING:
-    from himalia.server.websocket.session import Connection
+    from himalia.server.websocket.session import WebSocketSession
 
 EXTENSION = "himalia.websocket"
 CLOSE_GRACE_S = 5.0
@@ -30,8 +33,8 @@ READ_BYTES_LARGE = 64 * 1024
 BAD_HANDSHAKE = b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
-class DirectChannel(Channel):
-    """A channel that writes to uvicorn's transport."""
+class UvicornTransport(ClientTransport):
+    """Writes to uvicorn's transport, without a task."""
 
     __slots__ = ("_protocol",)
 
@@ -44,9 +47,8 @@ class DirectChannel(Channel):
         return int(self._protocol.transport.get_write_buffer_size())
 
     @property
-    def untaken_bytes(self) -> int:
-        unsent = self.unsent_bytes
-        return unsent + unacknowledged_bytes(self._protocol.transport) if unsent else 0
+    def unread_bytes(self) -> int:
+        return unread_bytes_of(self._protocol.transport) if self.unsent_bytes else 0
 
     def write(self, data: bytes) -> None:
         protocol = self._protocol
@@ -62,10 +64,10 @@ class DirectChannel(Channel):
     def ping(self) -> None:
         self._protocol.ping()
 
-    def shut(self, code: int, reason: str) -> None:
+    def send_close(self, code: int, reason: str) -> None:
         self.flush()
         self.closed = True
-        self._protocol.shut(code, reason)
+        self._protocol.send_close(code, reason)
 
     def abort(self) -> None:
         self.closed = True
@@ -73,7 +75,7 @@ class DirectChannel(Channel):
 
 
 class Discard:
-    """A sink for what comes after the server has sent its close frame."""
+    """A sink for messages that arrive after the server has sent its close frame."""
 
     def receive(self, data: bytes) -> None: ...
 
@@ -86,17 +88,27 @@ DISCARD = Discard()
 
 
 class WebSocketProtocol(WebSocketsSansIOProtocol):
-    """One connection. An application that finds itself in ``scope["extensions"]`` may ``attach`` to it."""
+    """One connection. An application that finds itself in ``scope["extensions"]`` may ``attach`` a session to it."""
 
-    connection: Connection | None = None
-    _turns: Turns
-    # None once what comes in is left to websockets.
-    _parser: FrameParser | None = None
-    # What came between the handshake's request and its answer.
-    _early = b""
-    # The connection has asked for a pause; and there is input to parse in a later turn.
-    _is_held = False
-    _is_waiting = False
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        # None until ``attach`` and after the end of the connection.
+        self.session: WebSocketSession | None = None
+        # None until ``attach``, and again when the input is left to websockets.
+        self._parser: FrameParser | None = None
+        # The turns of the server in which input is parsed; None until ``attach``.
+        self._turns: Turns | None = None
+        # Input that arrived between the handshake's request and its response.
+        self._early = b""
+        # Whether the session has paused reading; and whether there is input to parse in a later turn.
+        self._is_paused = False
+        self._is_parse_scheduled = False
 
     async def run_asgi(self) -> None:
         self.scope["extensions"][EXTENSION] = self  # type: ignore[assignment]
@@ -110,19 +122,19 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             extra = {"caller": caller}
             self.logger.exception("the WebSocket endpoint failed for %s", caller, extra=extra)
             self.send_500_response()
-        # An attached connection lives on without its task; this saves its memory.
-        if self.connection is None and self.close_timer is None:
+        # An attached connection stays open without its task; this saves its memory.
+        if self.session is None and self.close_timer is None:
             self.transport.close()
 
     def attach(
-        self, connection: Connection, *, frame_bytes_max: int, write_buffer_bytes: int, turns: Turns
+        self, session: WebSocketSession, *, frame_bytes_max: int, write_buffer_bytes: int, turns: Turns
     ) -> None:
-        """From now on give everything that comes in to ``connection``. Called right after accepting."""
-        self.connection = connection
+        """From now on pass all input to ``session``. Called right after accepting the handshake."""
+        self.session = session
         self._parser = FrameParser(frame_bytes_max)
         self._turns = turns
         self.transport.set_write_buffer_limits(high=write_buffer_bytes)
-        # What the handshake needed is not needed any more.
+        # Free what only the handshake needed.
         self.scope = None  # type: ignore[assignment]
         self.request = self.response = None  # type: ignore[assignment]
         if self._early:
@@ -135,29 +147,30 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     # Reading
 
     def data_received(self, data: bytes) -> None:
-        connection = self.connection
-        if connection is None:
+        session = self.session
+        if session is None:
             self._receive_unattached(data)
             return
-        connection.channel.last_seen = self.loop.time()
-        if self._parser is None:
+        session.transport.last_seen = self.loop.time()
+        parser = self._parser
+        if parser is None:
             super().data_received(data)
             return
-        self._parser.feed(data)
-        if self._is_waiting or self._is_held:
+        parser.feed(data)
+        if self._is_parse_scheduled or self._is_paused:
             return
-        is_large = self._parser.has_input and self._parser.kept_bytes >= READ_BYTES_LARGE
-        if is_large and self._turns.is_over():
+        is_large = parser.has_input and parser.buffered_bytes >= READ_BYTES_LARGE
+        if is_large and self._should_stop():
             self._parse_later()
             return
-        self._parse(connection, self._parser)
+        self._parse(session, parser)
         # uvloop reads a socket many times in one turn; a few large frames in each read are much work as well.
-        if is_large and self._turns.is_over():
+        if is_large and self._should_stop():
             self._parse_later()
 
     def _receive_unattached(self, data: bytes) -> None:
         if self.handshake_initiated and not self.handshake_complete:
-            # A peer that does not wait for the answer to its handshake: websockets' parser must not see its frames.
+            # A client that does not wait for the response to its handshake: websockets' parser must not see its frames.
             self._early += data
             self._pause_transport()
             return
@@ -167,20 +180,20 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self._refuse_handshake()
 
     def _refuse_handshake(self) -> None:
-        """Say why: uvicorn keeps silent on what websockets cannot read, such as a header that is too long."""
+        """Reply with the reason: uvicorn sends nothing for what websockets cannot parse, such as a long header."""
         self.transport.write(b"".join(self.conn.data_to_send()) or BAD_HANDSHAKE)
         self.transport.close()
 
-    def _parse(self, connection: Connection, parser: FrameParser) -> None:
-        """Handle what has come in, or as much of it as fits into this turn."""
-        parsed = parser.parse(DISCARD if self.close_sent else connection, self._should_stop)
+    def _parse(self, session: WebSocketSession, parser: FrameParser) -> None:
+        """Handle the input, or as much of it as fits into this turn."""
+        parsed = parser.parse(DISCARD if self.close_sent else session, self._should_stop)
         if parser.pongs:
             self.transport.write(b"".join(parser.pongs))
             parser.pongs.clear()
         if not self.close_sent:
-            connection.end_of_input()
-            if not connection.may_keep(parser.kept_bytes):
-                parser.give_up()
+            session.end_of_input()
+            if not session.reserve_input(parser.buffered_bytes):
+                parser.drop_partial()
         if self.transport.is_closing():
             return
         if parsed is Parsed.STOPPED:
@@ -189,40 +202,40 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self._leave_to_uvicorn(parser)
 
     def _should_stop(self) -> bool:
-        return self._is_held or self._turns.is_over()
+        return self._is_paused or (self._turns is not None and self._turns.is_over())
 
     def _parse_later(self) -> None:
-        """Parse on in a later turn; unless the connection is on hold, when it resumes."""
+        """Continue parsing in a later turn; while the session has paused reading, when it resumes."""
         self._pause_transport()
-        if not self._is_held and not self._is_waiting:
-            self._is_waiting = True
+        if self._turns is not None and not self._is_paused and not self._is_parse_scheduled:
+            self._is_parse_scheduled = True
             self._turns.later(self._continue)
 
     def _continue(self) -> None:
-        self._is_waiting = False
-        if self.connection is None or self._parser is None or self.transport.is_closing():
+        self._is_parse_scheduled = False
+        if self.session is None or self._parser is None or self.transport.is_closing():
             return
-        if not self._is_held:
-            self._parse(self.connection, self._parser)
-            if not self._is_held and not self._is_waiting:
+        if not self._is_paused:
+            self._parse(self.session, self._parser)
+            if not self._is_paused and not self._is_parse_scheduled:
                 self._resume_transport()
 
     def _leave_to_uvicorn(self, parser: FrameParser) -> None:
-        """websockets answers the close frame, or fails the connection; either way this is its end."""
+        """Pass the rest to websockets, which replies to a close frame or fails the connection: both end it."""
         self._parser = None
         self.conn.current_size = parser.current_size
-        super().data_received(parser.take_rest())
+        super().data_received(parser.pop_rest())
 
     def pause_reading(self) -> None:
-        """Take in no more, for as long as the connection is on hold."""
-        self._is_held = True
+        """Read no more until ``resume_reading``."""
+        self._is_paused = True
         self._pause_transport()
 
     def resume_reading(self) -> None:
-        self._is_held = False
+        self._is_paused = False
         if self._parser is not None and self._parser.has_input:
             self._parse_later()
-        elif not self._is_waiting:
+        elif not self._is_parse_scheduled:
             self._resume_transport()
 
     def _pause_transport(self) -> None:
@@ -239,24 +252,24 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        if self.connection is not None:
-            self.connection.channel.paused = True
+        if self.session is not None:
+            self.session.transport.paused = True
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if self.connection is not None:
-            self.connection.channel.last_seen = self.loop.time()
-            self.connection.channel.resume()
+        if self.session is not None:
+            self.session.transport.last_seen = self.loop.time()
+            self.session.transport.resume()
 
     def ping(self) -> None:
         if not self.close_sent and not self.transport.is_closing():
             self.conn.send_ping(b"")
             self.transport.write(b"".join(self.conn.data_to_send()))
 
-    # The end
+    # Closing
 
-    def shut(self, code: int, reason: str) -> None:
-        """Close in order, but do not wait for a peer that never reads."""
+    def send_close(self, code: int, reason: str) -> None:
+        """Close in order, but do not wait for a client that never reads."""
         if self.close_sent or self.transport.is_closing():
             return
         self.resume_reading()
@@ -270,12 +283,12 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self.close_timer = self.loop.call_later(CLOSE_GRACE_S, self.transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        connection, self.connection = self.connection, None
-        # This object is in cycles of references; what it has read need not wait until these are collected.
+        session, self.session = self.session, None
+        # This object is in reference cycles; free its input now instead of when these are collected.
         self._parser, self._early = None, b""
         super().connection_lost(exc)
         admitted = self.app_state.get(STATE_KEY)
         if isinstance(admitted, Admitted):
-            admitted.closed()
-        if connection is not None:
-            connection.disconnected()
+            admitted.release()
+        if session is not None:
+            session.on_disconnect()

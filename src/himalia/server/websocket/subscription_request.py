@@ -1,4 +1,4 @@
-"""From what a client asked for to a subscription: checks, limits, rights, and where to begin."""
+"""Makes a subscription from a client's request: checks, limits, rights, and where it begins."""
 
 from __future__ import annotations
 
@@ -21,14 +21,16 @@ OFFSET_MAX = (1 << 63) - 1
 async def make_subscriber(
     message: ClientMessage, settings: Settings, principal: Principal, outlet: Outlet, turns: Turns
 ) -> Subscriber:
-    """The subscription that a ``subscribe`` asks for, or the error that says why not."""
+    """Return the subscription that a ``subscribe`` message requests, or raise the error that refuses it."""
     assert message.topic is not None and message.client_id is not None  # checked when it was decoded
     pattern = check_pattern(message.topic, settings.topic_length_max)
     start = await make_start(message, settings, turns)
     _check_rights(principal, pattern)
-    compiled = None if message.filter is None else await compile_checked(message.filter, settings, turns)
+    compiled = (
+        None if message.filter is None else await compile_limited_filter(message.filter, settings, turns)
+    )
     if abs(message.priority) > PRIORITY_MAX:
-        raise BadRequest(f"priority is between -{PRIORITY_MAX} and {PRIORITY_MAX}")
+        raise BadRequest(f"priority must be between -{PRIORITY_MAX} and {PRIORITY_MAX}")
     options = SubscriptionOptions(
         policy=message.policy or _default_policy(start),
         limit=_limit(message.limit, settings),
@@ -41,9 +43,12 @@ async def make_subscriber(
 
 
 def _check_rights(principal: Principal, pattern: str) -> None:
-    """A pattern shows only those of its topics that the caller may see; a name must be one of them."""
+    """Raise ``Forbidden`` for a topic that the caller may not read, or a pattern of which it may read none.
+
+    Of another pattern the subscription delivers only the topics that the caller may read.
+    """
     if not is_pattern(pattern):
-        # Whose topic a kernel's is, the log knows: it is asked when the topic is looked up.
+        # The owner of a kernel's topic is in the log: it is checked when the topic is looked up.
         if not principal.owns(Right.SUBSCRIBE) or not is_reserved(pattern):
             principal.require(Right.SUBSCRIBE, pattern)
     elif not principal.may_some(Right.SUBSCRIBE) and not (
@@ -53,28 +58,28 @@ def _check_rights(principal: Principal, pattern: str) -> None:
 
 
 def _default_policy(start: Start) -> Policy:
-    asked_for_all = start.offset is not None or start.since_us is not None or start.positions is not None
-    return "lossless" if asked_for_all else "drop_oldest"
+    wants_all = start.offset is not None or start.since_us is not None or start.positions is not None
+    return "lossless" if wants_all else "drop_oldest"
 
 
 def _limit(limit: int | None, settings: Settings) -> int:
     if limit is None:
         return settings.subscriber_limit
     if not 1 <= limit <= settings.subscriber_limit_max:
-        raise BadRequest(f"limit is between 1 and {settings.subscriber_limit_max}")
+        raise BadRequest(f"limit must be between 1 and {settings.subscriber_limit_max}")
     return limit
 
 
 async def make_start(message: ClientMessage, settings: Settings, turns: Turns) -> Start:
-    """Where a subscription begins; at most one of ``last_n``, ``from`` and ``since``."""
+    """Return where a subscription begins: at most one of ``last_n``, ``from`` and ``since`` may be given."""
     given = [name for name in ("last_n", "start", "since") if getattr(message, name) is not None]
     if len(given) > 1:
-        raise BadRequest("give one of last_n, from and since, not several")
+        raise BadRequest("give at most one of last_n, from and since")
     if message.epoch is not None and not isinstance(message.start, int):
-        raise BadRequest("epoch goes with from, as an offset")
+        raise BadRequest("epoch requires from to be an offset")
     if message.last_n is not None:
         if not 0 <= message.last_n <= settings.last_n_max:
-            raise BadRequest(f"last_n is between 0 and {settings.last_n_max}")
+            raise BadRequest(f"last_n must be between 0 and {settings.last_n_max}")
         return Start(last_n=message.last_n)
     if message.since is not None:
         return Start(since_us=_since(message.since))
@@ -90,7 +95,7 @@ def _since(text: str | float) -> int:
     try:
         return parse_ts(text)
     except (ValueError, OverflowError) as error:
-        raise BadRequest(f"since is ISO 8601 or seconds since 1970: {error}") from None
+        raise BadRequest(f"since must be ISO 8601 or seconds since 1970: {error}") from None
 
 
 def _position(topic: str, at: int | StartPosition) -> tuple[int, str | None]:
@@ -103,12 +108,12 @@ def _position(topic: str, at: int | StartPosition) -> tuple[int, str | None]:
 
 def _offset(value: int) -> int:
     if not 0 <= value <= OFFSET_MAX:
-        raise BadRequest("from is an offset: 0, 1, 2, ...")
+        raise BadRequest("from must be an offset: 0, 1, 2, ...")
     return value
 
 
-async def compile_checked(text: str, settings: Settings, turns: Turns) -> Filter:
-    """The filter of this text, or ``BadFilter``. Many that are new are compiled one after the other, in turns."""
+async def compile_limited_filter(text: str, settings: Settings, turns: Turns) -> Filter:
+    """Return the filter of this text, or raise ``BadFilter``; new filters are compiled in turns."""
     if len(text) > settings.filter_length_max:
         raise BadFilter(f"a filter has at most {settings.filter_length_max} characters")
     await turns.give_way()
