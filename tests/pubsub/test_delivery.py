@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from himalia.errors import SlowConsumer, TopicNotFound
-from himalia.pubsub.feed import SLICES_MAX
 from himalia.pubsub.subscription import Start
+from himalia.pubsub.tail import SLICES_MAX
 from himalia.record import Record
 from himalia.server.codecs import WebSocketCodec
 from tests.pubsub.conftest import Room, Viewer

@@ -30,8 +30,8 @@ from himalia.pubsub.cursor_queue import CursorQueue
 from himalia.pubsub.outlet import Outlet
 from himalia.pubsub.stats import Counters, Tracing
 from himalia.pubsub.subscription import Cursor
+from himalia.pubsub.time_slices import SLICE_S, TimeSlices
 from himalia.pubsub.topic import Topic
-from himalia.pubsub.turns import TURN_S, Turns
 from himalia.record import Record
 from himalia.settings import DeliverySettings
 from himalia.tasks import TaskSet
@@ -51,7 +51,7 @@ class Delivery:
         self,
         log: Log,
         settings: DeliverySettings,
-        turns: Turns,
+        time_slices: TimeSlices,
         counters: Counters,
         tracing: Tracing | None = None,
     ) -> None:
@@ -61,7 +61,7 @@ class Delivery:
         self._tail_bytes = settings.tail_bytes
         self._tail_records = settings.tail_records
         self._tracing = tracing
-        self._backlog = Backlog(log, settings, turns, counters)
+        self._backlog = Backlog(log, settings, time_slices, counters)
         self.topics: dict[str, Topic] = {}
         """The topics that are followed, by name."""
         self._queue = CursorQueue()
@@ -124,7 +124,7 @@ class Delivery:
 
     def _collect_due(self) -> None:
         """Queue the cursors of marked topics and outlets, as many as fit into this turn."""
-        ends_at = perf_counter() + TURN_S
+        ends_at = perf_counter() + SLICE_S
         while self._marked_topics:
             topic, _ = self._marked_topics.popitem(last=False)
             self._update_tail(topic)

@@ -12,12 +12,12 @@ from himalia.protocol.models import PubSubStats, TopicStats
 from himalia.pubsub.backlog import FilterResult, apply_filter
 from himalia.pubsub.delivery import Delivery
 from himalia.pubsub.filters import Filter
-from himalia.pubsub.log_follower import LogFollower
+from himalia.pubsub.log_watcher import LogWatcher
 from himalia.pubsub.outlet import Outlet
 from himalia.pubsub.stats import SECONDS, Activity, Counters, Tracing, subscriber_stats
 from himalia.pubsub.subscription import Gap, Subscriber, SubscribeResult, resolve_start
 from himalia.pubsub.subscriptions import PendingPattern, Subscriptions
-from himalia.pubsub.turns import Turns
+from himalia.pubsub.time_slices import TimeSlices
 from himalia.record import Position, Record, Retention, TopicInfo
 from himalia.settings import DeliverySettings
 from himalia.tasks import TaskSet
@@ -47,14 +47,14 @@ class PubSubManager:
         self._on_published = on_published
         self.counters = Counters()
         self.activity = Activity()
-        self.turns = Turns()
+        self.time_slices = TimeSlices()
         self.in_flight = 0
         self.in_flight_bytes = 0
-        self._delivery = Delivery(log, settings, self.turns, self.counters, tracing)
+        self._delivery = Delivery(log, settings, self.time_slices, self.counters, tracing)
         self.topics = self._delivery.topics
         """The topics that are followed, by name."""
-        self.subscriptions = Subscriptions(settings, self._delivery, self.turns)
-        self._follower = LogFollower(self.subscriptions, self._delivery)
+        self.subscriptions = Subscriptions(settings, self._delivery, self.time_slices)
+        self._follower = LogWatcher(self.subscriptions, self._delivery)
         self._background = TaskSet(logger, "publish and subscribe failed")
 
     async def start(self) -> None:
@@ -154,7 +154,7 @@ class PubSubManager:
         positions: dict[str, Position] = {}
         for info in await self._look_up(subscriber):
             if pending is not None:
-                await self.turns.give_way()
+                await self.time_slices.checkpoint()
                 if subscriber.outlet.closed:
                     break
                 if not subscriber.covers(info.name, info.owner):
@@ -200,7 +200,7 @@ class PubSubManager:
 
     async def apply_filter(self, filter: Filter, records: Sequence[Record]) -> FilterResult:
         """Evaluate a filter on old records, in turns."""
-        return await apply_filter(filter, records, self.turns)
+        return await apply_filter(filter, records, self.time_slices)
 
     # Observability
 
@@ -234,8 +234,8 @@ class PubSubManager:
         infos, subscribers = await self.log.topics(), list(self.subscriptions.subscribers)
         return PubSubStats(
             uptime_s=counters.uptime_s,
-            topics={info.name: self._topic_stats(info) async for info in self.turns.each(infos)},
-            subscribers=[subscriber_stats(each) async for each in self.turns.each(subscribers)],
+            topics={info.name: self._topic_stats(info) async for info in self.time_slices.iterate(infos)},
+            subscribers=[subscriber_stats(each) async for each in self.time_slices.iterate(subscribers)],
             published=counters.published,
             duplicates=counters.duplicates,
             delivered=counters.delivered,
@@ -253,7 +253,7 @@ class PubSubManager:
     async def lag(self) -> int:
         """Return how far the slowest of all cursors is behind."""
         topics = list(self.topics.values())
-        return max([topic.lag() async for topic in self.turns.each(topics)], default=0)
+        return max([topic.lag() async for topic in self.time_slices.iterate(topics)], default=0)
 
     def _topic_stats(self, info: TopicInfo) -> TopicStats:
         topic = self.topics.get(info.name)

@@ -56,7 +56,7 @@ class Guard:
             receive,
             self._context.bodies,
             caller.name,
-            self._context.manager.turns,
+            self._context.manager.time_slices,
             bytes_max=self._context.frame_bytes_max if is_of_code(scope["path"]) else FIELDS_BYTES_MAX,
             idle_s=settings.body_idle_timeout_s,
             total_s=settings.body_timeout_s,

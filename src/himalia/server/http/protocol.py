@@ -18,7 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from himalia.protocol import ErrorBody, encode
 from himalia.protocol.models import ErrorResponse
-from himalia.pubsub.turns import Turns
+from himalia.pubsub.time_slices import TimeSlices
 from himalia.server.http.admission import STATE_KEY, Admitted
 from himalia.server.http.security_headers import security_headers, with_transport_security
 from himalia.server.identity.origin import is_loopback
@@ -104,7 +104,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     handshake_timeout_s = 10.0
     stall_timeout_s = 300.0
-    turns: Turns
+    time_slices: TimeSlices
     admitted: Admitted | None = None
     _handshake: asyncio.TimerHandle | None = None
     _linger: asyncio.TimerHandle | None = None
@@ -160,7 +160,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._backlog += data
         if self._is_waiting:
             self.transport.pause_reading()  # the flow control has resumed it
-        elif len(data) > SMALL_BYTES and self.turns.is_over():
+        elif len(data) > SMALL_BYTES and self.time_slices.is_over():
             self._parse_later()
         else:
             self._parse_in_turns()
@@ -174,7 +174,7 @@ class HttpProtocol(HttpToolsProtocol):
         """Parse a piece at least, and as many more as fit into this turn."""
         while self._backlog and not self._deaf:
             self._parse_piece()
-            if self._backlog and self.turns.is_over():
+            if self._backlog and self.time_slices.is_over():
                 self._parse_later()
                 return
         self._backlog = b""
@@ -182,7 +182,7 @@ class HttpProtocol(HttpToolsProtocol):
     def _parse_later(self) -> None:
         self._is_waiting = True
         self.transport.pause_reading()
-        self.turns.later(self._continue)
+        self.time_slices.defer(self._continue)
 
     def _continue(self) -> None:
         self._is_waiting = False
@@ -418,11 +418,13 @@ class HttpProtocol(HttpToolsProtocol):
             self._handshake = None
 
 
-def http_protocol(handshake_timeout_s: float, stall_timeout_s: float, turns: Turns) -> type[HttpProtocol]:
+def http_protocol(
+    handshake_timeout_s: float, stall_timeout_s: float, time_slices: TimeSlices
+) -> type[HttpProtocol]:
     """The HTTP class with these limits: uvicorn takes a class, not an object."""
     attributes: dict[str, Any] = {
         "handshake_timeout_s": handshake_timeout_s,
         "stall_timeout_s": stall_timeout_s,
-        "turns": turns,
+        "time_slices": time_slices,
     }
     return type("TimedHttpProtocol", (HttpProtocol,), attributes)

@@ -8,7 +8,7 @@ from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope
 
 from himalia.errors import BodyTimeout, MessageTooLarge
-from himalia.pubsub.turns import Turns
+from himalia.pubsub.time_slices import TimeSlices
 from himalia.server.http.body_budget import BodyBudget
 
 STATE_KEY = "body"
@@ -34,7 +34,7 @@ class RequestBody:
         receive: Receive,
         budget: BodyBudget,
         caller: str,
-        turns: Turns,
+        time_slices: TimeSlices,
         *,
         bytes_max: int,
         idle_s: float,
@@ -44,7 +44,7 @@ class RequestBody:
         self._declared = _declared_bytes(scope)
         self._budget = budget
         self._hold = budget.hold(caller)
-        self._turns = turns
+        self._time_slices = time_slices
         self._idle_s = idle_s
         self._total_s = total_s
         self._waited_s = 0.0
@@ -87,7 +87,7 @@ class RequestBody:
             raise self._too_large()
         if self._complete and self._received > SMALL_BYTES:
             # It is decoded and checked at one stroke when this returns.
-            await self._turns.give_way()
+            await self._time_slices.checkpoint()
         return message
 
     def keep(self, size: int) -> None:

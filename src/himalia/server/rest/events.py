@@ -163,7 +163,9 @@ async def events(
     )
     outlet = SseOutlet(SSE_OF_PATTERN if is_pattern(name) else SSE, context.settings.write_buffer_bytes)
     try:
-        subscriber = await make_subscriber(message, context.settings, caller, outlet, context.manager.turns)
+        subscriber = await make_subscriber(
+            message, context.settings, caller, outlet, context.manager.time_slices
+        )
         context.streams[outlet] = None
         place.outlet = outlet
         with context.usages.of(caller).subscribing(subscriber.identity):

@@ -156,7 +156,9 @@ async def read_messages(
         raise BadRequest(f"`last` must be at most {context.settings.last_n_max}")
     media_type, encoder = _negotiate(request.headers.get("accept", "*/*"))
     compiled = (
-        None if filter is None else await compile_checked(filter, context.settings, context.manager.turns)
+        None
+        if filter is None
+        else await compile_checked(filter, context.settings, context.manager.time_slices)
     )
     if compiled is not None and media_type != JSON:
         raise BadRequest(f"`filter` requires {JSON}; accept that, or read without a filter")

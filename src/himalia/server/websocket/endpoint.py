@@ -58,7 +58,7 @@ def _attach(context: ServerContext, principal: Principal, protocol: WebSocketPro
         connection,
         frame_bytes_max=context.frame_bytes_max,
         write_buffer_bytes=context.settings.write_buffer_bytes,
-        turns=context.manager.turns,
+        time_slices=context.manager.time_slices,
     )
 
 

@@ -307,7 +307,7 @@ class Connection:
     async def _subscribe(self, message: ClientMessage) -> None:
         context = self._context
         subscriber = await make_subscriber(
-            message, context.settings, self.principal, self.channel, context.manager.turns
+            message, context.settings, self.principal, self.channel, context.manager.time_slices
         )
         self._check_subscriptions(subscriber)
         with self._usage.subscribing(subscriber.identity):

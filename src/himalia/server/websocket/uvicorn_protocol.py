@@ -15,7 +15,7 @@ from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.exceptions import InvalidState
 
-from himalia.pubsub.turns import Turns
+from himalia.pubsub.time_slices import TimeSlices
 from himalia.server.http.admission import STATE_KEY, Admitted
 from himalia.server.websocket.frame_parser import FrameParser, Parsed
 from himalia.server.websocket.send_queue import unacknowledged_bytes
@@ -89,7 +89,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     """One connection. An application that finds itself in ``scope["extensions"]`` may ``attach`` to it."""
 
     connection: Connection | None = None
-    _turns: Turns
+    _time_slices: TimeSlices
     # None once what comes in is left to websockets.
     _parser: FrameParser | None = None
     # What came between the handshake's request and its answer.
@@ -115,12 +115,17 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self.transport.close()
 
     def attach(
-        self, connection: Connection, *, frame_bytes_max: int, write_buffer_bytes: int, turns: Turns
+        self,
+        connection: Connection,
+        *,
+        frame_bytes_max: int,
+        write_buffer_bytes: int,
+        time_slices: TimeSlices,
     ) -> None:
         """From now on give everything that comes in to ``connection``. Called right after accepting."""
         self.connection = connection
         self._parser = FrameParser(frame_bytes_max)
-        self._turns = turns
+        self._time_slices = time_slices
         self.transport.set_write_buffer_limits(high=write_buffer_bytes)
         # What the handshake needed is not needed any more.
         self.scope = None  # type: ignore[assignment]
@@ -147,12 +152,12 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         if self._is_waiting or self._is_held:
             return
         is_large = self._parser.has_input and self._parser.kept_bytes >= READ_BYTES_LARGE
-        if is_large and self._turns.is_over():
+        if is_large and self._time_slices.is_over():
             self._parse_later()
             return
         self._parse(connection, self._parser)
         # uvloop reads a socket many times in one turn; a few large frames in each read are much work as well.
-        if is_large and self._turns.is_over():
+        if is_large and self._time_slices.is_over():
             self._parse_later()
 
     def _receive_unattached(self, data: bytes) -> None:
@@ -189,14 +194,14 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self._leave_to_uvicorn(parser)
 
     def _should_stop(self) -> bool:
-        return self._is_held or self._turns.is_over()
+        return self._is_held or self._time_slices.is_over()
 
     def _parse_later(self) -> None:
         """Parse on in a later turn; unless the connection is on hold, when it resumes."""
         self._pause_transport()
         if not self._is_held and not self._is_waiting:
             self._is_waiting = True
-            self._turns.later(self._continue)
+            self._time_slices.defer(self._continue)
 
     def _continue(self) -> None:
         self._is_waiting = False

@@ -11,13 +11,13 @@ from himalia.log.api import Change, ChangeKind, Watch
 from himalia.pubsub.delivery import Delivery
 from himalia.pubsub.subscription import Subscriber
 from himalia.pubsub.subscriptions import Subscriptions
-from himalia.pubsub.turns import TURN_S
+from himalia.pubsub.time_slices import SLICE_S
 from himalia.topics import AUDIT_TOPIC
 
 logger = logging.getLogger("himalia.pubsub")
 
 
-class LogFollower:
+class LogWatcher:
     """Applies the changes that a watch of the log yields, whichever client caused them."""
 
     def __init__(self, subscriptions: Subscriptions, delivery: Delivery) -> None:
@@ -29,7 +29,7 @@ class LogFollower:
     async def run(self, watch: Watch) -> None:
         try:
             async for changes in watch:
-                ends_at = time.perf_counter() + TURN_S
+                ends_at = time.perf_counter() + SLICE_S
                 for change in changes:
                     try:
                         self._apply(change)
@@ -37,7 +37,7 @@ class LogFollower:
                         logger.exception("following %s failed", change.topic)
                     if time.perf_counter() >= ends_at:
                         await asyncio.sleep(0)
-                        ends_at = time.perf_counter() + TURN_S
+                        ends_at = time.perf_counter() + SLICE_S
         finally:
             watch.close()
 
