@@ -367,9 +367,9 @@ async def test_a_record_is_encoded_once_for_all_filters(room: Room) -> None:
     encoded: list[int] = []
 
     class Counting(WebSocketCodec):
-        def event(self, record: Record) -> bytes:
+        def encode_event(self, record: Record) -> bytes:
             encoded.append(record.offset)
-            return super().event(record)
+            return super().encode_event(record)
 
     codec = Counting()
     await room.create("orders")

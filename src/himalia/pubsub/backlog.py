@@ -83,7 +83,9 @@ class Backlog:
         if cursor.closed or outlet.closed:
             return
         if chunk.first > cursor.next:
-            outlet.buffer(outlet.codec.gap(name, subscriber.client_id, cursor.next, chunk.first, chunk.end))
+            outlet.buffer(
+                outlet.codec.encode_gap(name, subscriber.client_id, cursor.next, chunk.first, chunk.end)
+            )
             cursor.next = chunk.first
         if chunk.records:
             part = view.slice(cursor.next, 1 << 62)
@@ -92,7 +94,7 @@ class Backlog:
             self._counters.delivered += part.matched
             outlet.buffer(part.data)
             if part.failure is not None:
-                outlet.buffer(outlet.codec.error(part.failure, name))
+                outlet.buffer(outlet.codec.encode_error(part.failure, name))
         outlet.flush()
 
     async def _extend(self, view: View, records: Sequence[Record], cursor: Cursor) -> None:

@@ -196,7 +196,7 @@ class Delivery:
         if part.data:
             outlet.buffer(part.data)
         if part.failure is not None:
-            outlet.buffer(outlet.codec.error(part.failure, cursor.topic.name))
+            outlet.buffer(outlet.codec.encode_error(part.failure, cursor.topic.name))
         if part.end < view.end:
             outlet.block(cursor)
             self.mark_outlet(outlet)
@@ -216,7 +216,7 @@ class Delivery:
         self._counters.dropped += last - first + 1
         logger.debug("dropped %s..%s of %s for %s", first, last, cursor.topic.name, subscriber.client_id)
         outlet = subscriber.outlet
-        outlet.buffer(outlet.codec.dropped(cursor.topic.name, subscriber.client_id, first, last))
+        outlet.buffer(outlet.codec.encode_dropped(cursor.topic.name, subscriber.client_id, first, last))
         return True
 
     def _disconnect(self, cursor: Cursor) -> None:
@@ -228,7 +228,7 @@ class Delivery:
             offset=cursor.next,
         )
         cursor.closed = True
-        outlet.buffer(outlet.codec.error(error, cursor.topic.name))
+        outlet.buffer(outlet.codec.encode_error(error, cursor.topic.name))
         outlet.flush()
         outlet.close(error)
 
@@ -248,7 +248,7 @@ class Delivery:
             if logger.isEnabledFor(logging.DEBUG):
                 _log_routing(topic, records)
             if self._tracing is not None:
-                self._tracing.delivering(topic.name, records, len(topic))
+                self._tracing.record_delivery(topic.name, records, len(topic))
 
     def _tail_bytes_per_topic(self) -> int:
         """Return how many bytes each followed topic may keep in memory."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 
 from himalia.errors import TooManySubscriptions
 from himalia.log.api import Change, ChangeKind, Watch
@@ -12,6 +13,7 @@ from himalia.pubsub.delivery import Delivery
 from himalia.pubsub.subscription import Subscriber
 from himalia.pubsub.subscriptions import Subscriptions
 from himalia.pubsub.time_slices import SLICE_S
+from himalia.record import TopicInfo
 from himalia.topics import AUDIT_TOPIC
 
 logger = logging.getLogger("himalia.pubsub")
@@ -26,7 +28,12 @@ class LogWatcher:
         self.topic_count = 0
         """Topics of the log, without the audit trail."""
 
+    def count_topics(self, topics: Sequence[TopicInfo]) -> None:
+        """Count the topics that exist already. The watch must be open, so that none is missed."""
+        self.topic_count = sum(info.name != AUDIT_TOPIC for info in topics)
+
     async def run(self, watch: Watch) -> None:
+        """Apply changes until the watch ends, in time slices."""
         try:
             async for changes in watch:
                 ends_at = time.perf_counter() + SLICE_S
@@ -68,9 +75,9 @@ class LogWatcher:
         try:
             self._subscriptions.check_cursors(subscriber.owner)
         except TooManySubscriptions as error:
-            outlet.buffer(outlet.codec.error(error, change.topic))
+            outlet.buffer(outlet.codec.encode_error(error, change.topic))
             return
-        outlet.buffer(outlet.codec.topic_created(change.topic, subscriber.client_id, change.epoch))
+        outlet.buffer(outlet.codec.encode_topic_created(change.topic, subscriber.client_id, change.epoch))
         self._subscriptions.follow(subscriber, change.topic, change.epoch, 0, 0)
         self._delivery.start_cursor(subscriber.cursors[change.topic])
 

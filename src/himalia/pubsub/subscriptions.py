@@ -112,7 +112,7 @@ class Subscriptions:
             return
         self.remove(older)
         if older.outlet is not subscriber.outlet:
-            older.outlet.buffer(older.outlet.codec.replaced(older.pattern, older.client_id))
+            older.outlet.buffer(older.outlet.codec.encode_replaced(older.pattern, older.client_id))
             older.outlet.flush()
 
     def remove(self, subscriber: Subscriber) -> None:
@@ -192,7 +192,7 @@ class Subscriptions:
                 continue  # not acknowledged yet, or unsubscribed already
             if not subscriber.follows_pattern:
                 self.remove(subscriber)
-            outlet.buffer(outlet.codec.topic_deleted(topic.name, subscriber.client_id))
+            outlet.buffer(outlet.codec.encode_topic_deleted(topic.name, subscriber.client_id))
             notified.append(outlet)
         self._flush_all(notified)
 

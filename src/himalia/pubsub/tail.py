@@ -128,7 +128,7 @@ class EncodedEvents:
     def event(self, record: Record) -> bytes:
         event = self._events.get(record.offset)
         if event is None:
-            event = self._events[record.offset] = self.codec.event(record)
+            event = self._events[record.offset] = self.codec.encode_event(record)
         return event
 
     def trim(self, offsets: Iterable[int]) -> None:

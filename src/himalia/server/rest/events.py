@@ -100,7 +100,7 @@ class EventsResponse(StreamingResponse):
             self._context.manager.disconnect(self._outlet)
 
     def _on_credential_end(self, why: Unauthorized) -> None:
-        self._outlet.buffer(SSE.error(why))
+        self._outlet.buffer(SSE.encode_error(why))
         self._outlet.flush()
         self._outlet.close(why)
 
@@ -175,7 +175,7 @@ async def events(
         place.release()
         raise
     for gap in result.gaps:
-        outlet.buffer(SSE.gap(gap.topic, subscriber.client_id, gap.requested, gap.first, gap.end))
+        outlet.buffer(SSE.encode_gap(gap.topic, subscriber.client_id, gap.requested, gap.first, gap.end))
     outlet.flush()
     return EventsResponse(context, outlet, place, caller.credential)
 

@@ -190,7 +190,7 @@ class Connection:
         """A message is given up before it is whole, and the connection with it."""
         self._release_input()
         self._context.metrics.count_error(error.code)
-        self.channel.buffer(WEBSOCKET.error(error))
+        self.channel.buffer(WEBSOCKET.encode_error(error))
         self.channel.close(error)
 
     def _release_input(self) -> None:
@@ -320,7 +320,7 @@ class Connection:
         self._reply(ack)
         for gap in result.gaps:
             self.channel.buffer(
-                WEBSOCKET.gap(gap.topic, subscriber.client_id, gap.requested, gap.first, gap.end)
+                WEBSOCKET.encode_gap(gap.topic, subscriber.client_id, gap.requested, gap.first, gap.end)
             )
 
     def _check_subscriptions(self, subscriber: Subscriber) -> None:
@@ -450,7 +450,7 @@ class Connection:
         """The key, token or session that opened this connection is no longer valid: say so, and close."""
         self._waiting.clear()
         self._context.metrics.count_error(why.code)
-        self.channel.buffer(WEBSOCKET.error(why))
+        self.channel.buffer(WEBSOCKET.encode_error(why))
         self.channel.close(why)
 
     def announce_shutdown(self) -> None:
