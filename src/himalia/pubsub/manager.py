@@ -145,7 +145,7 @@ class PubSubManager:
             for _ in range(SECONDS):
                 await asyncio.sleep(1)
                 self.counters.sample()
-            self.activity.forget_idle()
+            self.activity.drop_idle()
 
     @property
     def is_idle(self) -> bool:

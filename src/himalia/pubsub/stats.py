@@ -110,7 +110,7 @@ class Activity:
             return []
         return counts.before(int(self._clock()))
 
-    def forget_idle(self) -> None:
+    def drop_idle(self) -> None:
         """Drop topics without a message in the last minute. The cost grows with the topics counted."""
         second = int(self._clock())
         idle = [topic for topic, counts in self._topics.items() if second - counts.latest > SECONDS]
