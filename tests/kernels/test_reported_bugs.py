@@ -133,7 +133,8 @@ async def test_flood_into_a_log_that_is_slow(hosting: Hosting) -> None:
         )
         gate.clear()
         await until(mark.exists)
-        assert kernel.topic_writer.is_full and not request.closed.done()
+        await until(lambda: kernel.topic_writer.is_full)
+        assert not request.closed.done()
         gate.set()
         result = await hosting.result(kernel, request)
         assert (result.status, result.reason) == ("ok", "")
@@ -458,6 +459,19 @@ async def test_forged_signatures_are_counted_and_not_stored(hosting: Hosting) ->
     found = await until_recorded(hosting, kernel.id, printed)
     assert printed(found) == "genuine"
     assert kernel.wire_faults == {"bad_signature": 10, "unsigned": 1, "short": 2}
+
+
+async def test_a_forged_input_after_the_reply_changes_no_count(hosting: Hosting) -> None:
+    """The execution count of a request is that of its reply, though IOPub is later and names another."""
+    fake, kernel = await attached_fake(hosting)
+    request = await kernel.execute(Code(code="1"))
+    asked = await fake.next_request()
+    await fake.reply(asked, "execute_reply", status="ok", execution_count=7)
+    await until(lambda: request.state.reply_status is not None)
+    await fake.publish("status", asked, execution_state="busy")
+    await fake.publish("execute_input", asked, code="forged", execution_count=99)
+    await fake.publish("status", asked, execution_state="idle")
+    assert (await hosting.result(kernel, request)).execution_count == 7
 
 
 async def test_messages_that_all_have_one_id_harm_nothing(hosting: Hosting) -> None:
