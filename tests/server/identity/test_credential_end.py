@@ -211,7 +211,7 @@ class Gate:
 def held_kernel(server: RunningServer, name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Gate, str]:
     with server.http(headers=SHOP) as http:
         id = http.post("/api/kernels").json()["id"]
-    return Gate(server, type(server.context.kernels.host.get(id)), name, monkeypatch), f"/api/kernels/{id}"
+    return Gate(server, type(server.context.kernels.get(id)), name, monkeypatch), f"/api/kernels/{id}"
 
 
 @pytest.mark.parametrize("event", ["topic_created", "topic_deleted", "clock_confirmed", "kernel_interrupted"])
