@@ -155,6 +155,6 @@ def _describe(url: str, error: Exception) -> str:
     if isinstance(error, ConnectionRefusedError):
         return f"no server answers at {url}; start one with 'himalia serve', or check the URL"
     if isinstance(error, TimeoutError):
-        return f"{url} does not answer in time"
+        return f"no response from {url} in time"
     reason = " ".join(str(error).split()) or type(error).__name__
     return f"the connection to {url} failed: {reason}{hint_for(url, reason)}"
