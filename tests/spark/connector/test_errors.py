@@ -226,7 +226,7 @@ def test_an_answer_of_another_server_is_told(body: bytes) -> None:
         address = ServerAddress(url, None)
         reader = BatchReader({"url": url, "subscribe": "x", "retrySeconds": "0"})
         rows = iter([batch_of(value=["1"])])
-        told = f"^{url} answers 200 like no Himalia server does; check the URL$"
+        told = f"^unexpected response 200 from {url}: it is not a Himalia server; check the URL$"
         with pytest.raises(ConnectionFailed, match=told):
             reader.partitions()
         with pytest.raises(ConnectionFailed, match=told), ServerConnection(address) as connection:
