@@ -12,7 +12,16 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "himalia"
 
 VALUES = {"record", "errors", "topics", "token_proof"}
-FOUNDATION = VALUES | {"settings", "local_server", "retry", "throttle", "file_lock", "tasks", "child_process"}
+FOUNDATION = VALUES | {
+    "settings",
+    "local_server",
+    "retry",
+    "throttle",
+    "file_lock",
+    "tasks",
+    "ndjson",
+    "child_process",
+}
 BROKER = FOUNDATION | {"log", "protocol", "pubsub"}
 JUPYTER = VALUES | {"protocol", "jupyter"}
 IOPUB = JUPYTER | {"throttle", "iopub"}
@@ -23,11 +32,13 @@ MAY_IMPORT = {
     "topics": VALUES,
     "token_proof": set(),
     "tls": {"errors"},
+    "connection_errors": {"errors", "tls"},
     "malloc": set(),
     "retry": {"errors"},
     "throttle": set(),
     "file_lock": set(),
     "tasks": set(),
+    "ndjson": set(),
     "child_process": set(),
     "settings": FOUNDATION,
     "local_server": FOUNDATION,
@@ -38,9 +49,20 @@ MAY_IMPORT = {
     "keeper": KEEPER,
     "kernels": BROKER | KEEPER | {"kernels"},
     "protocol": VALUES | {"protocol"},
-    "client": VALUES | {"tls", "retry", "local_server", "protocol", "client"},
+    "client": VALUES | {"tls", "connection_errors", "retry", "ndjson", "local_server", "protocol", "client"},
     "spark": VALUES
-    | {"tls", "retry", "file_lock", "local_server", "protocol", "client", "tables", "malloc", "spark"},
+    | {
+        "tls",
+        "connection_errors",
+        "retry",
+        "file_lock",
+        "local_server",
+        "protocol",
+        "client",
+        "tables",
+        "malloc",
+        "spark",
+    },
     "tables": VALUES | {"protocol", "tables"},
     "demo": VALUES | {"client", "demo"},
     "server": BROKER | KEEPER | {"kernels", "protocol", "tables", "malloc", "server"},

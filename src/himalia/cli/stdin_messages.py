@@ -12,6 +12,7 @@ import msgspec
 
 from himalia.client.events import Outgoing
 from himalia.errors import BadRequest
+from himalia.ndjson import split_lines
 from himalia.protocol.models import IncomingMessage
 
 CHUNK_BYTES = 1 << 16
@@ -44,7 +45,7 @@ class StdinMessages:
     async def messages(self) -> AsyncIterator[Outgoing]:
         """Yield each message. Raise ``BadRequest``, which names the line, if one is malformed."""
         number = 0
-        async for line in _split_lines(_read_chunks(self._descriptor)):
+        async for line in split_lines(_read_chunks(self._descriptor)):
             number += 1
             line = line.strip()
             if line:
@@ -74,19 +75,6 @@ class StdinMessages:
             return Outgoing(msgspec.Raw(line), headers=self._headers)
         found = msgspec.json.decode(line, type=IncomingMessage)
         return Outgoing(found.payload, found.id, {**(found.headers or {}), **self._headers})
-
-
-async def _split_lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    pieces: list[bytes] = []
-    async for chunk in chunks:
-        *lines, rest = chunk.split(b"\n")
-        for line in lines:
-            yield b"".join((*pieces, line))
-            pieces.clear()
-        if rest:
-            pieces.append(rest)
-    if pieces:
-        yield b"".join(pieces)
 
 
 async def _read_chunks(descriptor: int) -> AsyncIterator[bytes]:

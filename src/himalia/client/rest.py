@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Any, TypeVar
 
 import httpx
 import msgspec
 
 from himalia.client.discovery import Address, ServerLocator
-from himalia.client.errors import error_from_response, not_himalia, translate_errors
-from himalia.client.server_proof import PROOF_TIMEOUT_S, is_here, prove
+from himalia.client.errors import make_response_error, translate_errors
+from himalia.client.server_proof import PROOF_TIMEOUT_S, is_local, prove
+from himalia.connection_errors import make_unexpected_response_error
+from himalia.ndjson import split_lines
 from himalia.protocol import encode
 from himalia.tls import client_context
 
@@ -61,12 +63,12 @@ class RestClient:
                 extensions=_extensions(address),
             )
         if not response.is_success and response.status_code != also:
-            raise error_from_response(address.url, response.status_code, response.content)
+            raise make_response_error(address.url, response.status_code, response.content)
         try:
             # A response without content decodes to None.
             return msgspec.json.decode(response.content or b"null", type=response_type)
         except msgspec.MsgspecError:
-            raise not_himalia(address.url) from None
+            raise make_unexpected_response_error(address.url) from None
 
     async def stream(
         self, path: str, decode: Callable[[bytes], Decoded], **data: Any
@@ -84,8 +86,8 @@ class RestClient:
             try:
                 if not response.is_success:
                     content = await response.aread()
-                    raise error_from_response(address.url, response.status_code, content, **data)
-                async for line in _lines(response):
+                    raise make_response_error(address.url, response.status_code, content, **data)
+                async for line in split_lines(response.aiter_bytes()):
                     yield decode(line)
             finally:
                 await response.aclose()
@@ -112,7 +114,7 @@ def _extensions(address: Address) -> dict[str, Any]:
         if event != "connection.connect_tcp.complete":
             return
         stream = info["return_value"]
-        if not is_here(stream.get_extra_info("client_addr"), stream.get_extra_info("server_addr")):
+        if not is_local(stream.get_extra_info("client_addr"), stream.get_extra_info("server_addr")):
             return
         try:
             await prove(
@@ -125,14 +127,3 @@ def _extensions(address: Address) -> dict[str, Any]:
             raise
 
     return {"trace": trace}
-
-
-async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:
-    """Yield the lines of a body. httpx's ``aiter_lines`` also splits at U+2028 and others, which JSON may contain."""
-    rest = b""
-    async for part in response.aiter_bytes():
-        *lines, rest = (rest + part).split(b"\n")
-        for line in lines:
-            yield line
-    if rest:
-        yield rest

@@ -62,7 +62,7 @@ def test_reading_fails_in_a_sentence(spark: SparkSession, server: RunningServer)
     assert "himalia.errors.ConnectionFailed: no server answers at http://127.0.0.1:1; start one with" in told
     schema = spark.read.format("himalia").schema("value string").options(url=server.url, subscribe="orders")
     told = told_by(lambda: schema.load().count(), AnalysisException)
-    assert "himalia.errors.BadRequest: topics are read as topic string, offset bigint" in told
+    assert "himalia.errors.BadRequest: the schema of a topic is topic string, offset bigint" in told
     told = told_by(read(url="http://127.0.0.1:80o0"), AnalysisException)
     assert "himalia.errors.BadRequest: 'http://127.0.0.1:80o0' is not the URL of a server" in told
 
@@ -134,13 +134,13 @@ def test_a_stream_to_a_wrong_url_ends_at_once(spark: SparkSession, tmp_path: Pat
 )
 def test_a_url_that_is_none_is_told(url: str) -> None:
     """Also where a token is given, and nothing has to be looked for."""
-    with pytest.raises(BadRequest, match="is not the URL of a server; it looks like http://127"):
+    with pytest.raises(BadRequest, match="is not the URL of a server; use the form http://127"):
         resolve_address({"url": url, "token": "t"})
 
 
 @pytest.mark.parametrize("token", ["secret\nsecret", "secret\x00", "sécret", "秘密secret"])
 def test_a_token_that_is_none_is_told_and_not_shown(token: str) -> None:
-    with pytest.raises(BadRequest, match="the token has a line break in it, or a letter") as caught:
+    with pytest.raises(BadRequest, match="the token contains a line break or a character") as caught:
         resolve_address({"url": "http://127.0.0.1:1", "token": token})
     assert "cret" not in str(caught.value)
 
@@ -226,7 +226,7 @@ def test_an_answer_of_another_server_is_told(body: bytes) -> None:
         address = ServerAddress(url, None)
         reader = BatchReader({"url": url, "subscribe": "x", "retrySeconds": "0"})
         rows = iter([batch_of(value=["1"])])
-        told = f"^{url} answers 200 like no Himalia server does; check the URL$"
+        told = f"^unexpected response 200 from {url}: it is not a Himalia server; check the URL$"
         with pytest.raises(ConnectionFailed, match=told):
             reader.partitions()
         with pytest.raises(ConnectionFailed, match=told), ServerConnection(address) as connection:

@@ -17,7 +17,6 @@ from himalia.retry import TRANSIENT_ERRORS, Backoff
 from himalia.spark.connector.errors import LOSSES_REPORTED_MAX
 from himalia.spark.connector.offset_ranges import TopicExtent
 from himalia.spark.delta import maintenance
-from himalia.spark.pipeline.errors import find_himalia_error, first_line
 from himalia.spark.pipeline.feedback import Feedback
 from himalia.spark.pipeline.plan import (
     Backlog,
@@ -30,6 +29,7 @@ from himalia.spark.pipeline.plan import (
 )
 from himalia.spark.pipeline.progress import ProgressReporter, Summary
 from himalia.spark.pipeline.server_client import ServerClient
+from himalia.spark.pipeline.spark_errors import find_himalia_error, first_line
 from himalia.spark.pipeline.stop_flag import StopFlag
 from himalia.topics import check_pattern
 
@@ -191,7 +191,7 @@ class BatchLoop:
             self._losses_reported_in = number
             self._reporter.lost += backlog.lost
             for sentence in backlog.losses:
-                logger.warning("%s: it was not read in time", sentence)
+                logger.warning("%s: they were not read in time", sentence)
         if backlog.losses and self._options.fail_on_data_loss:
             raise DataLost("; ".join(backlog.losses[:LOSSES_REPORTED_MAX]), lost=backlog.lost)
 
@@ -213,13 +213,13 @@ def _raise_if_permanent(error: Exception, attempts: int, *, waits_for_server: bo
     if isinstance(known, TRANSIENT_ERRORS):
         if not waits_for_server:
             raise known from error
-        logger.log(logging.WARNING if attempts == 1 else logging.DEBUG, "%s; trying again", known.message)
+        logger.log(logging.WARNING if attempts == 1 else logging.DEBUG, "%s; retrying", known.message)
     elif known is not None:
         raise known from error
     elif attempts >= ATTEMPTS_MAX:
         raise InternalError(
             f"a batch failed {attempts} times, the last time with: {first_line(error)}. "
-            "Nothing is lost: the next run takes it up"
+            "Nothing is lost: the next run repeats it"
         ) from error
     else:
-        logger.warning("a batch failed and is tried again: %s", first_line(error), exc_info=error)
+        logger.warning("a batch failed; retrying: %s", first_line(error), exc_info=error)
