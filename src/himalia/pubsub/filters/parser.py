@@ -36,7 +36,7 @@ from himalia.pubsub.filters.tokens import (
 )
 
 DEPTH_MAX = 24
-"""How deep a filter may nest. The library's own parser gives up at about four times that."""
+"""How deep a filter may nest. The library's own parser fails at about four times that."""
 
 MACROS: dict[str, tuple[int, ...]] = {
     "all": (2,),
