@@ -153,8 +153,8 @@ class Transaction:
             raise EpochChanged(batch.topic, batch.epoch, found.epoch)
         if batch.producer is None:
             return self._append_by_id(self._get_change(batch.topic), batch)
-        own = self._producer_state(found.id, batch, scope_key(batch.scope, batch.producer))
-        last = own or self._unclaimed_producer_state(found.id, batch)
+        own = self._find_producer(found.id, batch, scope_key(batch.scope, batch.producer))
+        last = own or self._find_unclaimed_producer(found.id, batch)
         if last is not None and batch.sequence is not None and batch.sequence <= last.sequence:
             return self._duplicate_result(found.epoch, batch, last)
         if own is None and batch.scope is not None:
@@ -245,13 +245,13 @@ class Transaction:
         self.records += len(records)
         self.size_bytes += total
 
-    def _producer_state(self, topic_id: int, batch: Batch, producer: str) -> ProducerState | None:
+    def _find_producer(self, topic_id: int, batch: Batch, producer: str) -> ProducerState | None:
         change = self._by_name.get(batch.topic)
         if change is not None and (last := change.producers.get(producer)) is not None:
             return last
         return self._log_state.find_producer(topic_id, producer)
 
-    def _unclaimed_producer_state(self, topic_id: int, batch: Batch) -> ProducerState | None:
+    def _find_unclaimed_producer(self, topic_id: int, batch: Batch) -> ProducerState | None:
         """Return the last batch under this name, if an earlier version stored it and no caller has claimed the name."""
         change = self._by_name.get(batch.topic)
         if batch.producer is None or batch.scope is None:

@@ -78,7 +78,7 @@ class Filter:
 
     def _read(self, record: Record) -> dict[str, Any]:
         """Return the parts of the record that the program reads, by its names for them."""
-        scan = self._reader.scanned_bytes(record) / SCANNED_BYTES_PER_STEP
+        scan = self._reader.count_scanned_bytes(record) / SCANNED_BYTES_PER_STEP
         if scan > STEPS_MAX:
             raise self._too_costly(scan)
         try:
