@@ -20,7 +20,7 @@ from himalia.server.http.admission import Admission, connections_within_descript
 from himalia.server.http.body_budget import BodyBudget
 from himalia.server.identity import Frontier, Principal
 from himalia.server.identity.authenticator import Authenticator
-from himalia.server.identity.failed_attempts import Refusals
+from himalia.server.identity.failed_attempts import FailedAttempts
 from himalia.server.observe.audit import Audit, AuditEvent
 from himalia.server.observe.metrics import Metrics
 from himalia.server.observe.pipeline_positions import PipelineReading
@@ -58,10 +58,8 @@ class ServerContext:
         self.audit = Audit(
             self.log, Retention(settings.audit_retention_age_s, settings.audit_retention_bytes, count=0)
         )
-        self.refusals = Refusals(self.audit, settings.refused_key_delay_s)
-        self.identity = Authenticator(settings, self.log.url)
-        self.identity.on_event = self._record
-        self.identity.on_wrong_key = self.refusals.refuse
+        self.failed_attempts = FailedAttempts(self.audit, settings.refused_key_delay_s)
+        self.identity = Authenticator(settings, self.log.url, self)
         tracing = make_tracing() if settings.tracing else None
         self.manager = PubSubManager(self.log, settings, tracing, on_published=self.let_go)
         self.kernels = Hosting(self.manager, settings, tracing, self.audit, kernel_descriptors)
@@ -115,7 +113,7 @@ class ServerContext:
         await self.kernels.cancel_close()
         await self._reading.close()
         await self.tables.close()
-        self.refusals.close()
+        self.failed_attempts.close()
         await self.audit.close()
         await self.manager.stop()
         await self.log.close()
@@ -133,8 +131,11 @@ class ServerContext:
         """
         return await self.identity.authenticate(scope)
 
-    def _record(self, event: str, caller: str, fields: Mapping[str, object]) -> None:
+    def on_identity_event(self, event: str, caller: str, fields: Mapping[str, object]) -> None:
         self.audit.record(AuditEvent(event), caller, **fields)
+
+    async def on_refusal(self, scope: Scope) -> None:
+        await self.failed_attempts.count(scope)
 
     @property
     def token(self) -> str | None:

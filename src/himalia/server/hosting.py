@@ -22,8 +22,8 @@ from himalia.pubsub import PubSubManager
 from himalia.server.identity import Principal
 from himalia.server.observe.audit import SERVER, Audit, AuditEvent
 from himalia.server.observe.kernel_totals import KernelCounts
-from himalia.server.undivided import Undivided
 from himalia.settings import Settings
+from himalia.tasks import ShieldedTasks
 
 if TYPE_CHECKING:
     from himalia.kernels.context import RequestTracing
@@ -67,7 +67,7 @@ class Hosting:
         # Kernels that are being started or attached: not listed yet, and not to be forgotten at the end.
         self._coming: set[asyncio.Task[Any]] = set()
         self._coming_of: Counter[str] = Counter()
-        self._submitting = Undivided()
+        self._submitting = ShieldedTasks()
         self._ended: asyncio.Future[None]
 
     # From start to stop

@@ -150,8 +150,8 @@ async def serve_on(
         server = Server(_config(context), context, _url(context.settings, listener), on_listening)
         running = RunningServer(server.url, context.token, os.getpid(), context.log.url, now_us())
         announced = write_runtime_file(running)
-        context.identity.on_token = lambda token: _announce_again(
-            msgspec.structs.replace(running, token=token)
+        context.identity.watch_token(
+            lambda token: _update_runtime_file(msgspec.structs.replace(running, token=token))
         )
         try:
             await server.serve(sockets=[listener])
@@ -161,8 +161,8 @@ async def serve_on(
         await context.close()
 
 
-def _announce_again(running: RunningServer) -> None:
-    """Other programs of this user find the new token."""
+def _update_runtime_file(running: RunningServer) -> None:
+    """Publish a new token to other programs of this user."""
     try:
         write_runtime_file(running)
     except ConfigurationError as error:

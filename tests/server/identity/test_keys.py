@@ -277,7 +277,7 @@ def test_a_file_that_is_broken_keeps_the_keys_of_before(
     for broken in ("[keys", "", '[keys.shop]\nkey = "short"'):
         caplog.clear()
         write_keys(keys, broken)
-        until(lambda: "stay in use" in caplog.text)
+        until(lambda: "remain valid" in caplog.text)
         assert status_of(server, "admin-key-0123456789")() == 200
     caplog.clear()
     keys.chmod(0o644)
@@ -305,7 +305,7 @@ def test_keys_in_the_clear_work_with_a_warning(
     assert "himalia keys hash" in caplog.text and "shop-key-0123456789" not in caplog.text
     with server.http(headers={"X-API-Key": "shop-key-0123456789"}) as http:
         http.get("/topics").raise_for_status()
-        found = server.context.identity._keyring.find("shop-key-0123456789")
+        found = server.context.identity._source.keyring.find("shop-key-0123456789")
         KeysFile(keys).hash()
         until(lambda: found is not None and found.spec is not None and not found.spec.is_plain)
         assert http.get("/topics").status_code == 200

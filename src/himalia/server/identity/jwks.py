@@ -56,15 +56,21 @@ class IssuerKey(NamedTuple):
 class Jwks:
     """Never blocks the event loop: the set is fetched beside the requests, by one attempt at a time that all share."""
 
-    def __init__(self, source: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        source: str,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        on_fetched: Callable[[], None] | None = None,
+    ) -> None:
+        """``on_fetched`` is called when the set was fetched: keys may have been withdrawn since the last time."""
         self.source = source
         self._clock = clock
         self._keys: dict[str, IssuerKey] = {}
         self._fetched_at: float | None = None
         self._tried_at: float | None = None
         self._attempt: asyncio.Task[None] | None = None
-        self.on_fetched: Callable[[], None] | None = None
-        """Called when the set was fetched: keys may have been withdrawn since the last time."""
+        self._on_fetched = on_fetched
         self._watch: FileWatch | None = None
         if _is_url(source):
             _check_url(source)
@@ -139,8 +145,8 @@ class Jwks:
         finally:
             self._attempt = None
         self._keys, self._fetched_at = keys, self._clock()
-        if self.on_fetched is not None:
-            self.on_fetched()
+        if self._on_fetched is not None:
+            self._on_fetched()
 
     async def close(self) -> None:
         if self._attempt is not None:

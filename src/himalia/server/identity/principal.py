@@ -65,8 +65,8 @@ class Principal:
         self._rights = rights
         self._known: dict[tuple[Right, str], bool] = {}
 
-    def by(self, credential: Credential) -> Principal:
-        """The same caller, known by something else that it has shown."""
+    def with_credential(self, credential: Credential) -> Principal:
+        """Return the same caller, authenticated by another credential."""
         other = Principal(
             self.name, self._rights, named=self.named, limits=self.limits, credential=credential
         )

@@ -21,7 +21,7 @@ from himalia.log.api import Batch, Log
 from himalia.protocol import encode
 from himalia.record import Draft, Retention, TopicInfo, format_ts, now_us
 from himalia.server.identity import Principal
-from himalia.server.undivided import Undivided
+from himalia.tasks import ShieldedTasks
 from himalia.topics import AUDIT_TOPIC
 
 logger = logging.getLogger("himalia.audit")
@@ -99,8 +99,8 @@ class Audit:
         self._idle = asyncio.Event()
         self._idle.set()
         self._writing: asyncio.Task[None] | None = None
-        self.undivided = Undivided()
-        """For what waits between doing something and recording it, so that neither is without the other."""
+        self.shielded = ShieldedTasks()
+        """For actions and their records: one without the other would be wrong."""
 
     async def open(self) -> None:
         """Create the topic if it is not there. ``ConfigurationError`` if a topic of this name is not the server's."""
@@ -121,7 +121,7 @@ class Audit:
         """Append what is queued, unless the log cannot store it within a moment."""
         if self._writing is None:
             return
-        await self.undivided.settle(CLOSE_WITHIN_S)
+        await self.shielded.wait(CLOSE_WITHIN_S)
         for repeated in list(self._repeats):
             self._end_minute(repeated)
         try:

@@ -175,7 +175,7 @@ async def interrupt_kernel(context: Context, caller: Caller, kernel_id: KernelId
         await kernel.interrupt(caller.name)
         context.audit.record(AuditEvent.KERNEL_INTERRUPTED, caller, kernel_id=kernel_id)
 
-    await context.audit.undivided.run(interrupt())
+    await context.audit.shielded.run(interrupt())
 
 
 @router.post(
