@@ -50,8 +50,8 @@ def test_each_channel_keeps_its_own_in_order() -> None:
     sent = [message(kind) for kind in ("stream", "comm_msg", "stream", "error")]
     for number, one in enumerate(sent):
         channels.deliver(one, channel_of(one.msg_type), number)
-    assert [item.message for item in channels.take_all(Channel.STREAM)] == [sent[0], sent[2]]
-    assert [item.sequence for item in channels.take_all()] == [1, 3]
+    assert [item.message for item in channels.pop_all(Channel.STREAM)] == [sent[0], sent[2]]
+    assert [item.sequence for item in channels.pop_all()] == [1, 3]
 
 
 def test_messages_can_be_sent_into_a_channel_by_its_name() -> None:
@@ -65,7 +65,7 @@ def test_messages_can_be_sent_into_a_channel_by_its_name() -> None:
         channels.comm_tx,
     ]
     assert all(sender.send(message()) for sender in senders)
-    found = channels.take_all()
+    found = channels.pop_all()
     assert [item.channel for item in found] == list(Channel)
     assert [item.sequence for item in found] == [0, 1, 2, 3, 4]
 
@@ -78,7 +78,7 @@ def test_a_full_channel_drops_its_oldest_and_counts() -> None:
         channels.deliver(message(), Channel.STREAM, number)
     assert channels.dropped == 90
     assert channels.dropped_by_channel() == {Channel.STREAM: 90}
-    assert [item.sequence for item in channels.take_all()] == [0, *range(91, 101)]
+    assert [item.sequence for item in channels.pop_all()] == [0, *range(91, 101)]
 
 
 def test_a_channel_is_bounded_in_bytes_too() -> None:
@@ -86,7 +86,7 @@ def test_a_channel_is_bounded_in_bytes_too() -> None:
     channels = RequestChannels(bytes_max=1000)
     for number in range(5):
         channels.deliver(message(text="x" * 400), Channel.STREAM, number)
-    assert [item.sequence for item in channels.take_all()] == [3, 4]
+    assert [item.sequence for item in channels.pop_all()] == [3, 4]
     channels.deliver(message(text="x" * 5000), Channel.STREAM, 5)
     assert channels.waiting() == 1
     assert channels.dropped == 3
@@ -97,7 +97,7 @@ def test_reading_makes_room() -> None:
     channels = RequestChannels(limit=2, bytes_max=1000)
     for number in range(50):
         channels.deliver(message(text="x" * 400), Channel.STREAM, number)
-        assert len(channels.take_all()) == 1
+        assert len(channels.pop_all()) == 1
     assert channels.dropped == 0
 
 
@@ -123,7 +123,7 @@ def test_output_after_completion_is_still_taken() -> None:
     channels.reply(reply())
     late = message()
     channels.deliver(late, Channel.STREAM, 1)
-    assert channels.take_all(Channel.STREAM)[0].message is late
+    assert channels.pop_all(Channel.STREAM)[0].message is late
 
 
 def test_the_first_end_counts() -> None:
@@ -163,7 +163,7 @@ def test_a_flood_wakes_the_reader_once() -> None:
     for number in range(100):
         channels.deliver(message(), Channel.STREAM, number)
     assert calls == [1]
-    channels.take_all()
+    channels.pop_all()
     channels.deliver(status("idle"), Channel.STATUS, 100)
     assert calls == [1, 1]
     channels.reply(reply())

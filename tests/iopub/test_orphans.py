@@ -17,7 +17,7 @@ def buffer(messages_max: int = 1000, bytes_max: int = 1 << 20) -> OrphanBuffer:
 
 
 def kept(orphans: OrphanBuffer) -> list[KernelMessage]:
-    return [orphan.message for orphan in orphans.kept(0.0)]
+    return [orphan.message for orphan in orphans.snapshot(0.0)]
 
 
 steps = st.one_of(
@@ -85,4 +85,4 @@ def test_orphans_tell_their_age() -> None:
     orphans = buffer()
     orphans.add(message(), 10.0)
     orphans.add(message(), 12.0)
-    assert [orphan.age_s for orphan in orphans.kept(15.0)] == [5.0, 3.0]
+    assert [orphan.age_s for orphan in orphans.snapshot(15.0)] == [5.0, 3.0]

@@ -399,8 +399,8 @@ async def test_a_kernel_whose_notices_are_cut_off_is_heard(hosting: Hosting) -> 
     """If the connection by which a keeper tells of what comes is lost, nothing else is."""
     await hosting.open()
     kernel = await hosting.start()
-    assert kernel._link is not None
-    feed = kernel._link._feed
+    assert kernel.connector._connection is not None
+    feed = kernel.connector._connection._feed
     assert isinstance(feed, SpoolFeed) and feed._notices is not None
     feed._notices.shutdown(socket.SHUT_RDWR)
     await until(lambda: feed.source is None)

@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
+from himalia.kernels.model import NoListener
 from himalia.kernels.recovery import Leftovers
 from himalia.kernels.request import Code, Request
 from himalia.log import open_log
@@ -354,9 +355,7 @@ async def test_a_server_that_is_stopped_while_it_reads_leaves_the_rest(hosting: 
         await log.open()
         manager = PubSubManager(log)
         await manager.start()
-        leftovers = Leftovers(
-            manager, Settings(log=hosting.url, kernel_buffer_bytes=20_000), lambda kernel_id, reason: None
-        )
+        leftovers = Leftovers(manager, Settings(log=hosting.url, kernel_buffer_bytes=20_000), NoListener())
         settling = asyncio.create_task(leftovers.settle(directory))
         await asyncio.wait({settling}, timeout=0.02 * (broken_off + 1))
         broken_off += not settling.done()

@@ -398,7 +398,7 @@ async def test_close_while_the_log_is_unwell(hosting: Hosting, when: str) -> Non
     assert not repeated(found)
 
 
-async def test_abandon_what_lost_a_cancellation(hosting: Hosting) -> None:
+async def test_abort_what_lost_a_cancellation(hosting: Hosting) -> None:
     """An ending that is told to stop and goes on, as ``wait_for`` may have it, is told again."""
     await hosting.open()
     kernel = await hosting.start()
@@ -409,9 +409,9 @@ async def test_abandon_what_lost_a_cancellation(hosting: Hosting) -> None:
             await never.wait()
         await never.wait()
 
-    kernel._ending = asyncio.create_task(loses_the_first())
+    kernel.lifecycle._ending = asyncio.create_task(loses_the_first())
     await asyncio.sleep(0)
-    await asyncio.wait_for(kernel.abandon(), 30)
+    await asyncio.wait_for(kernel.lifecycle.abort(), 30)
     assert len(hosting.left()) == 2, "the kernel and its keeper live on"
 
 
@@ -475,7 +475,7 @@ async def test_stop_only_lets_a_foreign_kernel_go(hosting: Hosting) -> None:
     await hosting.client(path)
     host = await hosting.open()
     kernel = await host.attach(str(path))
-    with pytest.raises(KernelUnavailable, match="started by something else"):
+    with pytest.raises(KernelUnavailable, match="not managed by Himalia"):
         await kernel.restart()
     await host.stop(kernel.id)
     assert await manager.is_alive()
@@ -522,7 +522,7 @@ async def test_overflow_of_a_foreign_kernel_is_told(hosting: Hosting, fakes: lis
     host = await hosting.open(kernel_buffer_bytes=2000)
     kernel = await host.attach(str(fake.path))
     gate = asyncio.Event()
-    publish = kernel.topic_writer._topic.publish
+    publish = kernel.output.topic_writer._topic.publish
 
     def gated(batch: Any) -> Any:
         async def wait() -> Any:
@@ -531,15 +531,15 @@ async def test_overflow_of_a_foreign_kernel_is_told(hosting: Hosting, fakes: lis
 
         return asyncio.ensure_future(wait())
 
-    kernel.topic_writer._topic.publish = gated
+    kernel.output.topic_writer._topic.publish = gated
     # Not all messages: what the kernel answered when it was attached may still be on its way.
     lines_heard = Streams()
-    kernel.broker.add_global_subscriber(lines_heard)
+    kernel.output.broker.add_global_subscriber(lines_heard)
     for number in range(100):
         await fake.publish("stream", name="stdout", text=f"{number}\n")
         if number == 40:
             # Else all of them might come at once, and one batch is taken whole.
-            await until(lambda: kernel.topic_writer.is_full)
+            await until(lambda: kernel.output.topic_writer.is_full)
     await until(lambda: lines_heard.count == 100)
     gate.set()
     found = await until_recorded(hosting, kernel.id, lambda found: events(found, "gap"))

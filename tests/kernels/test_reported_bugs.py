@@ -20,7 +20,7 @@ from himalia.errors import KernelFailed
 from himalia.iopub.result import ExecutionResult
 from himalia.jupyter.records import read_headers
 from himalia.jupyter.wire import NOT_ON_IOPUB, Wire
-from himalia.kernels.host import KernelHost
+from himalia.kernels.host import HostOptions, KernelHost
 from himalia.kernels.model import KernelState
 from himalia.kernels.request import Code
 from himalia.log.api import Appended, Batch
@@ -133,7 +133,8 @@ async def test_flood_into_a_log_that_is_slow(hosting: Hosting) -> None:
         )
         gate.clear()
         await until(mark.exists)
-        assert kernel.topic_writer.is_full and not request.closed.done()
+        await until(lambda: kernel.output.topic_writer.is_full)
+        assert not request.closed.done()
         gate.set()
         result = await hosting.result(kernel, request)
         assert (result.status, result.reason) == ("ok", "")
@@ -152,7 +153,7 @@ async def test_flood_and_sudden_end(hosting: Hosting) -> None:
         hosting, kernel, "for i in range(3000): print(i, flush=True)\nimport time; time.sleep(999)"
     )
     gate.clear()
-    await until(lambda: kernel.topic_writer.is_full)
+    await until(lambda: kernel.output.topic_writer.is_full)
     assert kernel.process is not None
     spooled = kernel.process.read_spool
     await until(lambda: any(b"2999" in frames[-1] for _, frames in spooled(-1)))
@@ -211,12 +212,12 @@ async def test_message_before_its_registration(hosting: Hosting) -> None:
     assert kernel.process is not None
     client = await hosting.client(hosting.host._directory / "kernels" / kernel.id / "connection.json")
     request_id = client.execute("print('early')")
-    await until(lambda: kernel.broker.stats().orphan_messages >= 4)
-    await until(lambda: any(o.message.parent_id == request_id for o in kernel.broker.orphans()))
+    await until(lambda: kernel.output.broker.stats().orphan_messages >= 4)
+    await until(lambda: any(o.message.parent_id == request_id for o in kernel.output.broker.orphans()))
     await until_recorded(hosting, kernel.id, lambda found: len(messages(found, "status", request_id)) == 2)
 
     channels, collector = ExecutionResult.create_channels()
-    kernel.broker.register_request(request_id, channels)
+    kernel.output.broker.register_request(request_id, channels)
     assert [item.message.msg_type for item in collector.in_order()] == [
         "status",
         "execute_input",
@@ -457,7 +458,20 @@ async def test_forged_signatures_are_counted_and_not_stored(hosting: Hosting) ->
     await fake.publish("stream", name="stdout", text="genuine")
     found = await until_recorded(hosting, kernel.id, printed)
     assert printed(found) == "genuine"
-    assert kernel.wire_faults == {"bad_signature": 10, "unsigned": 1, "short": 2}
+    assert kernel.connector.faults == {"bad_signature": 10, "unsigned": 1, "short": 2}
+
+
+async def test_a_forged_input_after_the_reply_changes_no_count(hosting: Hosting) -> None:
+    """The execution count of a request is that of its reply, though IOPub is later and names another."""
+    fake, kernel = await attached_fake(hosting)
+    request = await kernel.execute(Code(code="1"))
+    asked = await fake.next_request()
+    await fake.reply(asked, "execute_reply", status="ok", execution_count=7)
+    await until(lambda: request.state.reply_status is not None)
+    await fake.publish("status", asked, execution_state="busy")
+    await fake.publish("execute_input", asked, code="forged", execution_count=99)
+    await fake.publish("status", asked, execution_state="idle")
+    assert (await hosting.result(kernel, request)).execution_count == 7
 
 
 async def test_messages_that_all_have_one_id_harm_nothing(hosting: Hosting) -> None:
@@ -501,7 +515,7 @@ async def test_code_cannot_write_events_of_its_own(hosting: Hosting) -> None:
     kernel = await hosting.start()
     result = await hosting.run(kernel, FORGING.format(types=FORGED_TYPES))
     assert (result.status, text_of(result)) == ("error", "genuine\n")
-    assert kernel.wire_faults == {"reserved_type": len(FORGED_TYPES)}
+    assert kernel.connector.faults == {"reserved_type": len(FORGED_TYPES)}
     assert_only_genuine(await hosting.records(kernel.id))
 
 
@@ -512,7 +526,7 @@ async def test_code_of_a_foreign_kernel_cannot_write_events(hosting: Hosting) ->
     kernel = await host.attach(str(path))
     result = await hosting.run(kernel, FORGING.format(types=FORGED_TYPES))
     assert (result.status, text_of(result)) == ("error", "genuine\n")
-    assert kernel.wire_faults == {"reserved_type": len(FORGED_TYPES)}
+    assert kernel.connector.faults == {"reserved_type": len(FORGED_TYPES)}
     assert_only_genuine(await hosting.records(kernel.id))
 
 
@@ -597,7 +611,9 @@ class Clock:
 async def open_with_clock(hosting: Hosting, clock: Clock, **settings) -> KernelHost:  # type: ignore[no-untyped-def]
     host = await hosting.open(**settings)
     await host.close()
-    again = KernelHost(hosting.manager, Settings(log=hosting.url, **settings), clock=clock)
+    again = KernelHost(
+        hosting.manager, Settings(log=hosting.url, **settings), options=HostOptions(clock=clock)
+    )
     await again.open()
     assert hosting._opened is not None
     hosting._opened.host = again
@@ -616,14 +632,14 @@ async def test_silent_for_ten_minutes_while_the_heart_beats(hosting: Hosting) ->
     request = await running(hosting, kernel, code + "\nprint('off')")
     for _ in range(10):
         clock.now_s += 60
-        before = kernel.broker.stats()
+        before = kernel.output.broker.stats()
         beaten = asyncio.Event()
         touch = kernel.scheduler.touch
-        kernel._link.heartbeat._on_beat = lambda touch=touch, beaten=beaten: (touch(), beaten.set())  # type: ignore
+        kernel.scheduler.touch = lambda touch=touch, beaten=beaten: (touch(), beaten.set())  # type: ignore
         await asyncio.wait_for(beaten.wait(), DEADLINE_S)
-        kernel.broker.cleanup()
-        assert kernel.broker.stats().active_requests == before.active_requests == 1
-    assert kernel.broker.stats().stale == 0
+        kernel.output.broker.cleanup()
+        assert kernel.output.broker.stats().active_requests == before.active_requests == 1
+    assert kernel.output.broker.stats().stale == 0
     mark.touch()
     result = await hosting.result(kernel, request)
     assert (result.status, text_of(result)) == ("ok", "on\noff\n")
@@ -656,10 +672,10 @@ async def test_stdin_answered(hosting: Hosting) -> None:
     request = await kernel.execute(
         Code(code="import getpass\nprint(input('name? ')); print(len(getpass.getpass()))", allow_stdin=True)
     )
-    await until(lambda: kernel._input is not None)
-    kernel.answer("Ada")
-    await until(lambda: kernel._input is not None)
-    kernel.answer("secret")
+    await until(lambda: kernel.inputs.is_pending)
+    kernel.inputs.reply("Ada")
+    await until(lambda: kernel.inputs.is_pending)
+    kernel.inputs.reply("secret")
     result = await hosting.result(kernel, request)
     assert (result.status, text_of(result)) == ("ok", "Ada\n6\n")
     found = await hosting.records(kernel.id)
@@ -679,13 +695,13 @@ async def test_stdin_refused(hosting: Hosting) -> None:
     assert result.status == "error"
     assert result.error is not None and result.error.ename == "StdinNotImplementedError"
     with pytest.raises(KernelUnavailable):
-        kernel.answer("nobody asked")
+        kernel.inputs.reply("nobody asked")
     request = await kernel.execute(Code(code="input()", allow_stdin=True))
-    await until(lambda: kernel._input is not None)
+    await until(lambda: kernel.inputs.is_pending)
     await kernel.interrupt()
     assert await ended(request) == "error"
     with pytest.raises(KernelUnavailable):
-        kernel.answer("too late")
+        kernel.inputs.reply("too late")
 
 
 # Queue, culling
@@ -764,7 +780,7 @@ async def test_requests_leave_nothing_behind(hosting: Hosting) -> None:
     kernel = await hosting.start()
 
     def counts() -> tuple[int, ...]:
-        stats = kernel.broker.stats()
+        stats = kernel.output.broker.stats()
         tasks, threads = len(asyncio.all_tasks()), psutil.Process().num_threads()
         return tasks, descriptors(), threads, stats.active_requests, stats.orphan_messages
 
@@ -787,9 +803,9 @@ async def test_requests_leave_nothing_behind(hosting: Hosting) -> None:
         before = after
     else:
         pytest.fail(f"each batch left more behind: {after}")
-    stats = kernel.broker.stats()
+    stats = kernel.output.broker.stats()
     assert stats.active_requests == 0 and stats.orphan_messages <= before[-1]
-    assert not kernel.scheduler.is_busy and kernel.topic_writer.buffered_bytes == 0
+    assert not kernel.scheduler.is_busy and kernel.output.topic_writer.buffered_bytes == 0
 
 
 async def test_kernels_leave_nothing_behind(hosting: Hosting) -> None:

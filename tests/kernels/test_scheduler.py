@@ -18,7 +18,7 @@ from himalia.jupyter.request_events import EventKind, RequestEvent
 from himalia.jupyter.wire import KernelMessage, Wire
 from himalia.kernels import scheduler as module
 from himalia.kernels.history import read_execution
-from himalia.kernels.recovery import abandoned_draft, has_ended, open_requests
+from himalia.kernels.recovery import encode_abandoned, has_ended, open_requests
 from himalia.kernels.request import Code, Request, queued_state
 from himalia.kernels.scheduler import RequestScheduler
 from himalia.kernels.topic_writer import TopicWriter
@@ -76,7 +76,7 @@ class Stage:
         self._messages[request.id] = message
         return message
 
-    async def interrupt_quietly(self, caller: str) -> None:
+    async def interrupt(self, caller: str) -> None:
         self.interrupts += 1
 
     def message(self, request: Request, msg_type: str, **content: Any) -> KernelMessage:
@@ -351,7 +351,7 @@ async def test_a_later_server_closes_a_request_with_the_same_fields(stage: Stage
     await ended(request)
     [closed] = events(await stage.records(), "request_closed")
     left = queued_state(Code(code="a"))
-    later = json.loads(abandoned_draft("k", left, "gone").payload)["content"]
+    later = json.loads(encode_abandoned("k", left, "gone").payload)["content"]
     assert later.keys() == closed.keys() - {"of", "open_since"}
     assert later["finished_us"] > 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from typing import Any
@@ -215,3 +216,30 @@ async def test_large_groups(sqlite: Backend) -> None:
     assert (await log.info("t")).end == sum(sizes) + 8
     records = await read_all(log, "t", bytes_max=1 << 16)
     assert [record.offset for record in records] == list(range(sum(sizes) + 8))
+
+
+async def test_a_reader_is_never_ahead_of_the_end(sqlite: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record that is committed and not yet reported to the loop is read with its topic's new end, not before it."""
+    log = await sqlite.open()
+    await log.create("t")
+    await add(log, "t", 3)
+    log = await reopen(sqlite, log)  # So that the records are read from the file.
+    reported, apply_report = asyncio.Event(), log._apply_report
+    reports: list[Any] = []
+    loop = asyncio.get_running_loop()
+
+    def hold_back(report: Any) -> None:
+        reports.append(report)
+        if report.added:
+            reported.set()
+
+    monkeypatch.setattr(log, "_apply_report", hold_back)
+    appended = asyncio.ensure_future(add(log, "t", 2, "new"))
+    await soon(reported.wait())
+    chunk, info = await log.read("t", 0, limit=10), await log.info("t")
+    assert (len(chunk.records), chunk.end, info.end) == (3, 3, 3)
+    monkeypatch.setattr(log, "_apply_report", apply_report)
+    for report in reports:
+        loop.call_soon(apply_report, report)
+    assert list((await soon(appended)).offsets) == [3, 4]
+    assert len((await log.read("t", 0, limit=10)).records) == 5

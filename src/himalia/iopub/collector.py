@@ -1,4 +1,4 @@
-"""The reading side of a request: its messages by channel, in order of arrival, or by what they say."""
+"""The reading side of a request: its messages by channel, in order of arrival, or by their content."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ class Receiver:
         self._channel = channel
 
     def recv(self, timeout_s: float | None = None) -> KernelMessage | None:
-        """The next message; None if none comes in time, or if the request is complete and none is left."""
-        item = self._channels.take_next(self._channel, _deadline_s(timeout_s))
+        """Wait for the next message; None if none comes in time, or if the request is complete and none is left."""
+        item = self._channels.pop(self._channel, _deadline_s(timeout_s))
         return item.message if item is not None else None
 
     def drain(self) -> list[KernelMessage]:
-        """The messages that wait now. Never waits."""
-        return [item.message for item in self._channels.take_all(self._channel)]
+        """Return the messages that wait now. Never waits."""
+        return [item.message for item in self._channels.pop_all(self._channel)]
 
     def __len__(self) -> int:
         return self._channels.waiting(self._channel)
 
 
 class ExecutionCollector:
-    """Reads what the broker delivers into ``channels``. Thread-safe; whatever is read is taken out.
+    """Reads what the broker delivers into ``channels``. Thread-safe; reading a message removes it.
 
     Every wait ends at once when the request is complete, that is, when both ``idle`` and the shell's reply have
-    come or the request was ended otherwise; a timeout of None waits for that however long it takes.
+    come or the request was ended otherwise; a timeout of None waits for that without a limit.
     """
 
     __slots__ = ("_channels",)
@@ -65,38 +65,38 @@ class ExecutionCollector:
         return Receiver(self._channels, Channel.COMM)
 
     def recv(self, channel: Channel, timeout_s: float | None = None) -> KernelMessage | None:
-        """The channel's next message; None if none comes in time, or if the request is complete and none is left."""
+        """Wait for the channel's next message; None if none comes in time, or the request is complete without one."""
         return Receiver(self._channels, channel).recv(timeout_s)
 
     def in_order(self) -> list[Numbered]:
-        """The messages that wait now, of all channels, in order of arrival. Never waits.
+        """Return the messages that wait now, of all channels, in order of arrival. Never waits.
 
-        A hole in their numbers is a message that was dropped, or read by other means.
+        A gap in their numbers is a message that was dropped, or read by other means.
         """
-        return self._channels.take_all()
+        return self._channels.pop_all()
 
     def follow(self, timeout_s: float | None = None) -> Iterator[KernelMessage]:
-        """The messages of all channels in order of arrival, as they come, until the request is complete."""
+        """Iterate over the messages of all channels in order of arrival, until the request is complete."""
         deadline_s = _deadline_s(timeout_s)
-        while items := self._channels.take_some(deadline_s):
+        while items := self._channels.wait_all(deadline_s):
             for item in items:
                 yield item.message
 
     def collect(self, timeout_s: float | None = None) -> list[KernelMessage]:
-        """All messages until the request is complete or the time is over: ``is_complete`` tells which.
+        """Return all messages until the request is complete or the time is over; ``is_complete`` tells which.
 
-        They are taken as they come, so that no channel overflows meanwhile.
+        They are read as they come, so that no channel overflows meanwhile.
         """
         return list(self.follow(timeout_s))
 
     def wait_for(
         self, predicate: Callable[[KernelMessage], bool], timeout_s: float | None = None
     ) -> KernelMessage | None:
-        """Take the first message, in order of arrival, for which this is true. All others can still be read.
+        """Wait for the first message, in order of arrival, for which this is true. All others can still be read.
 
         None if there is none in time, or if the request is complete without one.
         """
-        item = self._channels.take_first(predicate, _deadline_s(timeout_s))
+        item = self._channels.pop_first(predicate, _deadline_s(timeout_s))
         return item.message if item is not None else None
 
     def wait_complete(self, timeout_s: float | None = None) -> bool:
@@ -122,12 +122,12 @@ class ExecutionCollector:
 
     @property
     def ended(self) -> str | None:
-        """How the request ended if not by idle and reply: the status that ``RequestChannels.end`` was given."""
+        """How the request ended if not by idle and reply: the status passed to ``RequestChannels.end``."""
         return self._channels.ended
 
     @property
     def dropped(self) -> int:
-        """Messages that were lost to this reader because a channel was full. The log has them."""
+        """Messages that were dropped because a channel was full. The log has them."""
         return self._channels.dropped
 
 

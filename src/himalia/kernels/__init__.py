@@ -1,7 +1,7 @@
-"""Kernels of a server: started, attached, found again after a restart; what they say is in their topics.
+"""Kernel hosting: starts and attaches kernels, schedules their requests, and stores their output in topics.
 
-The names of the IOPub broker can be imported from here too, as before the package ``himalia.iopub`` existed. All
-names are imported on first use: a keeper, a process of its own for each kernel, stays small.
+The names of the IOPub broker can be imported from here too, as before the package ``himalia.iopub`` existed. Every
+name is imported on first use, so that the process of a keeper, one for each kernel, stays small.
 """
 
 from __future__ import annotations

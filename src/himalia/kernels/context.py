@@ -9,23 +9,27 @@ from typing import NamedTuple, Protocol
 import zmq
 
 from himalia.iopub.listener import IopubThread
+from himalia.log.api import Log
 from himalia.pubsub import PubSubManager
 from himalia.settings import Settings
 
 
-class Parts(NamedTuple):
+class KernelContext(NamedTuple):
     """What all kernels of a server share."""
 
     manager: PubSubManager
     iopub: IopubThread
-    context: zmq.Context[zmq.Socket[bytes]]
+    sockets: zmq.Context[zmq.Socket[bytes]]
     settings: Settings
     tracing: RequestTracing | None
     clock: Callable[[], float] = time.monotonic
-    """By which requests go stale."""
+    """Gives the seconds after which requests go stale."""
+
+    @property
+    def log(self) -> Log:
+        return self.manager.log
 
 
 class RequestTracing(Protocol):
     def sending(self, request_id: str, topic: str) -> Callable[[str], None]:
         """A request is about to be sent; the function returned is called with its status when the kernel is done."""
-        ...

@@ -1,4 +1,4 @@
-"""Executions read back from the log, the only place where requests and their output are kept.
+"""Reads the results of requests back from the log, the only place where requests and their output are kept.
 
 A result can be read while the request runs, after a restart of the server, and any number of times while the log
 keeps its records.

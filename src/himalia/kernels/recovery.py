@@ -29,15 +29,18 @@ from himalia.jupyter.records import (
     to_message,
     too_large_draft,
 )
-from himalia.jupyter.request_events import UNREADABLE
+from himalia.jupyter.request_events import UNREADABLE, EventKind, RequestEvent
 from himalia.jupyter.timeline import KernelTimeline
 from himalia.jupyter.wire import NOT_ON_IOPUB, Fault, FaultKind, KernelMessage, Wire
 from himalia.keeper import kernel_directory
 from himalia.keeper.client import KernelExit, read_exit, read_owner, read_spool, remove_stale_directory
+from himalia.keeper.kernel_process import KernelProcess
 from himalia.keeper.limits import exit_reason
 from himalia.keeper.spool import Spooled
 from himalia.keeper.spool_consumer import SPOOL_WAS_FULL, Bookmark, Intake
 from himalia.kernels.history import last_iopub
+from himalia.kernels.kernel import Kernel
+from himalia.kernels.model import HostListener
 from himalia.kernels.topic_writer import KernelTopic, TopicWriter
 from himalia.log.api import Batch, Log
 from himalia.protocol.models import ExecutionStatus
@@ -46,10 +49,16 @@ from himalia.record import Draft, Record, now_us
 from himalia.settings import Settings
 from himalia.topics import KERNEL_TOPIC_PREFIX
 
+T = TypeVar("T")
+
+logger = logging.getLogger("himalia.kernels")
+
 CHUNK = 4000
+LOOK_AGAIN_S = 0.05
+"""How long to wait for a slow log before reading more of the spool."""
 
 
-def abandoned_draft(kernel_id: str, request: RequestState, reason: str) -> Draft:
+def encode_abandoned(kernel_id: str, request: RequestState, reason: str) -> Draft:
     """Encode the ``request_closed`` of a request whose kernel is gone, with the status that its records give."""
     # Its reply went to an earlier server.
     request = request.without_reply()
@@ -61,7 +70,7 @@ def abandoned_draft(kernel_id: str, request: RequestState, reason: str) -> Draft
     return request_closed_draft(kernel_id, closed)
 
 
-async def bookmark_in(log: Log, topic: str) -> Bookmark:
+async def find_position(log: Log, topic: str) -> Bookmark:
     """Find where to resume reading a kernel's spool: after the last of its messages that is in the topic."""
     last = await last_iopub(log, topic)
     if last is None:
@@ -138,32 +147,42 @@ async def _records(log: Log, topic: str, start: int, end: int | None = None) -> 
         start = chunk.records[-1].offset + 1
 
 
-def spooled_parent_ids(spooled: Iterator[Spooled], wire: Wire) -> set[str]:
+def read_parent_ids(spooled: Iterator[Spooled], wire: Wire) -> set[str]:
     """Return the parent ids of all messages in a spool. Reads all of it, so call it in a thread."""
     decoded = (wire.decode(entry.frames) for entry in spooled)
     return {message.parent_id for message in decoded if isinstance(message, KernelMessage)}
 
 
-T = TypeVar("T")
+async def resume_kernel(kernel: Kernel, process: KernelProcess) -> None:
+    """Connect to a kernel that its keeper has kept, and continue its requests and its output where the topic ends."""
+    try:
+        position = await find_position(kernel.log, kernel.topic)
+        requests = await open_requests(kernel.log, kernel.topic)
+    except TopicNotFound:
+        position, requests = Bookmark(), []
+    requests = await _mark_sent(process, requests)
+    await kernel.resume(process.connection, position, requests)
+    logger.info("attached to kernel %s again, %d requests open", kernel.id, len(requests))
 
-logger = logging.getLogger("himalia.kernels")
 
-LOOK_AGAIN_S = 0.05
-"""How long to wait for a slow log before reading more of the spool."""
+async def _mark_sent(process: KernelProcess, requests: list[RequestState]) -> list[RequestState]:
+    """Mark requests as sent that the spool mentions: the earlier server may have ended before it recorded that."""
+    if all(request.was_sent for request in requests):
+        return requests
+    connection = process.connection
+    wire = Wire(connection.key.encode(), scheme=connection.signature_scheme)
+    parents = await asyncio.to_thread(read_parent_ids, process.read_spool(-1), wire)
+    sent = RequestEvent(kind=EventKind.SENT, us=now_us())
+    return [request.apply(sent) if request.request_id in parents else request for request in requests]
 
 
 class Leftovers:
-    """Stores and closes what kernels left behind whose keeper is gone. Belongs to the event loop.
+    """Stores and closes what kernels left whose keeper is gone. Belongs to the event loop."""
 
-    ``on_closed`` is called with the id of each such kernel, and the reason of its end.
-    """
-
-    def __init__(
-        self, manager: PubSubManager, settings: Settings, on_closed: Callable[[str, str], None]
-    ) -> None:
+    def __init__(self, manager: PubSubManager, settings: Settings, listener: HostListener) -> None:
         self._manager = manager
         self._settings = settings
-        self._on_closed = on_closed
+        self._listener = listener
 
     async def settle(self, directory: Path) -> None:
         """Store the spool in a directory, close the open requests, and only then remove the directory.
@@ -191,8 +210,8 @@ class Leftovers:
         kernel_id = directory.name
         exit_ = await asyncio.to_thread(read_exit, directory)
         reason = _death_reason(exit_)
-        bookmark = await self._bookmark(directory)
-        if bookmark is None:
+        position = await self._find_position(directory)
+        if position is None:
             return True
         try:
             connection = await asyncio.to_thread(read_connection_file, recorded_connection_file(directory))
@@ -201,15 +220,15 @@ class Leftovers:
             logger.error("the spool in %s cannot be verified, and stays there: %s", directory, error.message)
             await self._close(kernel_id, f"{reason}; its last output is in {directory}", exit_)
             return False
-        await self._append(directory, connection, bookmark, exit_)
+        await self._append(directory, connection, position, exit_)
         await self._close(kernel_id, reason, exit_)
         return True
 
-    async def _bookmark(self, directory: Path) -> Bookmark | None:
+    async def _find_position(self, directory: Path) -> Bookmark | None:
         """Find where to resume reading; None if there is neither a topic nor a message to store in one."""
         topic = KERNEL_TOPIC_PREFIX + directory.name
         try:
-            return await bookmark_in(self._manager.log, topic)
+            return await find_position(self._manager.log, topic)
         except TopicNotFound:
             if await asyncio.to_thread(lambda: next(read_spool(directory), None)) is None:
                 return None
@@ -220,9 +239,9 @@ class Leftovers:
         return Bookmark()
 
     async def _append(
-        self, directory: Path, connection: ConnectionInfo, bookmark: Bookmark, exit_: KernelExit | None
+        self, directory: Path, connection: ConnectionInfo, position: Bookmark, exit_: KernelExit | None
     ) -> None:
-        """Append the spool's messages after the bookmark to the topic; returns when they are committed."""
+        """Append the spool's messages after the position to the topic; returns when they are committed."""
         kernel_id = directory.name
         limit = self._settings.kernel_message_bytes_max
         topic_writer = TopicWriter(
@@ -241,7 +260,7 @@ class Leftovers:
                 refused_types=NOT_ON_IOPUB,
             ),
             directory,
-            bookmark,
+            position,
             is_blocked=lambda: topic_writer.is_full,
             on_faults=partial(_report_too_large, topic_writer, limit),
             on_gap=lambda count: topic_writer.offer_draft(gap_draft(kernel_id, count, SPOOL_WAS_FULL)),
@@ -264,7 +283,7 @@ class Leftovers:
         if await has_ended(self._manager.log, topic):
             return
         drafts = [
-            abandoned_draft(kernel_id, request, f"the kernel is gone: {reason}")
+            encode_abandoned(kernel_id, request, f"the kernel is gone: {reason}")
             for request in await open_requests(self._manager.log, topic)
         ]
         known: dict[str, Any] = (
@@ -272,7 +291,7 @@ class Leftovers:
         )
         drafts.append(event_draft(kernel_id, KernelEvent.DIED, reason=reason, **known))
         await self._manager.publish(Batch(topic, drafts))
-        self._on_closed(kernel_id, reason)
+        self._listener.leftover_closed(kernel_id, reason)
 
 
 async def _read_to_end(intake: Intake) -> None:

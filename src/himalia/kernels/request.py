@@ -13,7 +13,7 @@ import msgspec
 
 from himalia.jupyter.channels import Channel
 from himalia.jupyter.lifecycle import RequestStage, RequestState
-from himalia.jupyter.request_events import EventKind, RequestContent, RequestEvent, to_event
+from himalia.jupyter.request_events import EventKind, RequestContent, RequestEvent, int_or_none, to_event
 from himalia.jupyter.wire import KernelMessage
 from himalia.protocol.models import ExecutionStatus
 from himalia.record import now_us
@@ -81,6 +81,7 @@ class Request:
         self.last_heard_us = 0
         """Arrival of its last message; set in the IOPub thread."""
         self.timer: asyncio.TimerHandle | None = None
+        self._reply_count: int | None = None
         self._listener = listener
         self._lock = threading.Lock()
         self._loop = asyncio.get_running_loop()
@@ -127,15 +128,24 @@ class Request:
     def apply_shell(self, message: KernelMessage) -> None:
         """Apply the request itself, when it is sent, or its reply."""
         event = to_event(message, "shell")
-        if event is not None:
-            self.apply(event)
+        if event is None:
+            return
+        self.apply(event)
+        if event.kind is EventKind.REPLY:
+            self._reply_count = int_or_none(event.content.execution_count)
 
     def close(self, status: ExecutionStatus, reason: str) -> RequestState:
-        """Close it now; returns the state that its record has."""
-        self.closed_state = self.state.close(now_us(), status, reason)
+        """Close it now; returns the state that its record has.
+
+        The execution count is that of the reply: code can publish another on IOPub, which may arrive later.
+        """
+        closed = self.state.close(now_us(), status, reason)
+        if self._reply_count is not None:
+            closed = msgspec.structs.replace(closed, execution_count=self._reply_count)
+        self.closed_state = closed
         if self.timer is not None:
             self.timer.cancel()
-        return self.closed_state
+        return closed
 
 
 _RUNNING_STAGES = (RequestStage.RUNNING, RequestStage.IDLE, RequestStage.REPLIED)

@@ -34,7 +34,7 @@ class RequestLog:
         self._closing: set[asyncio.Future[int]] = set()
 
     def offset_of(self, request_id: str) -> int | None:
-        """Where a recent request begins in the topic."""
+        """Return where a recent request begins in the topic; None for any other."""
         return self._recent.get(request_id)
 
     def append_queued(self, request: Request) -> asyncio.Future[int]:

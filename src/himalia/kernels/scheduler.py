@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
-from himalia.errors import ExecutionNotFound, HimaliaError, TooManyRequests
+from himalia.errors import ExecutionNotFound, HimaliaError, KernelUnavailable, TooManyRequests
 from himalia.iopub.broker import IopubBroker
 from himalia.jupyter.duration import RunHistogram
 from himalia.jupyter.lifecycle import RequestStage, RequestState
@@ -46,8 +46,11 @@ class RequestTarget(Protocol):
     def send_request(self, request: Request) -> KernelMessage:
         """Send the request over the shell socket; returns the message sent."""
 
-    async def interrupt_quietly(self, caller: str) -> None:
-        """Interrupt the kernel for a caller, who is empty if a time limit is the cause. Must not raise."""
+    async def interrupt(self, caller: str) -> None:
+        """Interrupt the kernel for a caller, whose name is empty if a time limit is the cause.
+
+        Raises ``KernelUnavailable`` if the kernel is ending, or ``OSError``.
+        """
 
 
 class RequestScheduler:
@@ -76,7 +79,7 @@ class RequestScheduler:
         self.runs = RunHistogram()
         self._is_paused = True
         self._finish_trace: Callable[[str], None] | None = None
-        self._log = RequestLog(topic_writer)
+        self.log = RequestLog(topic_writer)
         self._interrupter = Interrupter(target)
         self._loop = asyncio.get_running_loop()
 
@@ -93,12 +96,8 @@ class RequestScheduler:
         return bool(self._open) or self._active is not None
 
     def find(self, request_id: str) -> Request | None:
-        """A request that is not closed yet."""
+        """Return a request that is not closed; None if there is none with this id."""
         return self._open.get(request_id)
-
-    def offset_of(self, request_id: str) -> int | None:
-        """Where a recent request begins in the topic."""
-        return self._log.offset_of(request_id)
 
     # Queueing
 
@@ -116,7 +115,7 @@ class RequestScheduler:
             )
         request = Request(code, self)
         self._open[request.id] = request
-        committed = self._log.append_queued(request)
+        committed = self.log.append_queued(request)
         committed.add_done_callback(lambda _: self._send_next())
         self._queue.push(request, code.priority)
         try:
@@ -148,20 +147,16 @@ class RequestScheduler:
         return request
 
     def resume(self) -> None:
-        """The kernel is ready: begin to send."""
+        """The kernel is ready: begin to send. ``close_all`` and ``detach`` stop that."""
         self._is_paused = False
         self._send_next()
-
-    def pause(self) -> None:
-        """The kernel is not ready: send nothing until ``resume``."""
-        self._is_paused = True
 
     def close_all(self, status: ExecutionStatus, reason: str, caller: str = "") -> None:
         """The kernel died, restarts or is stopped: it answers none of the open requests any more.
 
         ``caller`` is the name of the caller who caused that; empty if none did.
         """
-        self.pause()
+        self._is_paused = True
         self._queue.clear()
         for request in list(self._open.values()):
             self._close(request, status, reason, caller)
@@ -170,7 +165,7 @@ class RequestScheduler:
 
     def detach(self) -> None:
         """Leave the open requests to another server: nothing more happens to them here."""
-        self.pause()
+        self._is_paused = True
         for request in self._open.values():
             if request.timer is not None:
                 request.timer.cancel()
@@ -178,7 +173,7 @@ class RequestScheduler:
     async def finish(self) -> None:
         """Wait until every interrupt is sent and every close is committed."""
         await self._interrupter.finish()
-        await self._log.finish()
+        await self.log.finish()
 
     # Requests of an earlier server
 
@@ -189,7 +184,7 @@ class RequestScheduler:
         """
         request = Request(restored_code(state), self, state.without_reply())
         self._open[request.id] = request
-        self._log.restore(request)
+        self.log.restore(request)
         if not state.was_sent:
             self._close(request, ExecutionStatus.ABORTED, "the server stopped before it was sent")
         elif request.state.is_done:
@@ -252,12 +247,12 @@ class RequestScheduler:
     # Messages of the kernel
 
     def touch(self) -> None:
-        """The kernel is alive: the request that it runs is not stale, however silent it is."""
+        """Note that the kernel is alive: the request that it runs is not stale, however silent it is."""
         if self._active is not None:
             self._broker.touch(self._active.id)
 
     def on_reply(self, reply: KernelMessage) -> None:
-        """A reply came on the shell socket; its request may be closed already."""
+        """Apply a reply from the shell socket; its request may be closed already."""
         request = self._active
         if request is not None and request.id == reply.parent_id:
             request.apply_shell(reply)
@@ -321,7 +316,7 @@ class RequestScheduler:
         closed = request.close(status, reason)
         self.closed[status] += 1
         self.runs.observe(closed.run_us)
-        self._log.append_closed(request, caller)
+        self.log.append_closed(request, caller)
 
 
 class Interrupter:
@@ -345,7 +340,13 @@ class Interrupter:
         """Interrupt the kernel, once for each request and only while it has that request."""
         if request.interrupt is InterruptStage.REQUESTED and not request.state.is_done:
             request.interrupt = InterruptStage.SENT
-            self._tasks.spawn(self._target.interrupt_quietly(request.interrupt_caller))
+            self._tasks.spawn(self._interrupt(request))
+
+    async def _interrupt(self, request: Request) -> None:
+        try:
+            await self._target.interrupt(request.interrupt_caller)
+        except (KernelUnavailable, OSError):
+            logger.warning("request %s could not be interrupted", request.id, exc_info=True)
 
     async def finish(self) -> None:
         """Wait until every interrupt is sent."""

@@ -6,28 +6,32 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from starlette.types import Scope
 
-from himalia.errors import ShuttingDown, TooManyConnections, TooManyReaders
+from himalia.errors import Forbidden, ShuttingDown, TooManyConnections, TooManyReaders
 from himalia.log import LogOptions, open_log
 from himalia.log.api import Log
 from himalia.pubsub import Outlet, PubSubManager
 from himalia.record import Retention
 from himalia.server.caller_usage import CallerUsages, ConnectionSlot
-from himalia.server.hosting import Hosting
 from himalia.server.http.admission import Admission, connections_within_descriptors
 from himalia.server.http.body_budget import BodyBudget
 from himalia.server.identity import Frontier, Principal
 from himalia.server.identity.authenticator import Authenticator
 from himalia.server.identity.failed_attempts import FailedAttempts
 from himalia.server.observe.audit import Audit, AuditEvent
+from himalia.server.observe.kernel_observer import KernelObserver
 from himalia.server.observe.metrics import Metrics
 from himalia.server.observe.pipeline_positions import PipelineReading
-from himalia.server.observe.tracing import make_tracing
+from himalia.server.observe.tracing import OpenTelemetryTracing, make_tracing
 from himalia.server.rest.table_queries import QueryPool
 from himalia.server.websocket.session import WebSocketSession
 from himalia.settings import Settings
+
+if TYPE_CHECKING:
+    from himalia.kernels.host import KernelHost
 
 logger = logging.getLogger("himalia.server")
 
@@ -62,7 +66,9 @@ class ServerContext:
         self.identity = Authenticator(settings, self.log.url, self)
         tracing = make_tracing() if settings.tracing else None
         self.manager = PubSubManager(self.log, settings, tracing, on_published=self.let_go)
-        self.kernels = Hosting(self.manager, settings, tracing, self.audit, kernel_descriptors)
+        self.kernel_observer = KernelObserver(self.audit)
+        self.kernel_host = self._make_kernel_host(tracing, kernel_descriptors) if settings.kernels else None
+        """None if this server runs no kernels; see ``kernels``."""
         self.tables = QueryPool(settings.warehouse, settings.queries_max, settings.queries_per_caller)
         self._reading = PipelineReading(self.log)
         self.usages = CallerUsages()
@@ -84,6 +90,13 @@ class ServerContext:
         # Paused until the pipeline's positions have been read.
         return open_log(self.settings.log, LogOptions(self.settings, retention_paused=True))
 
+    def _make_kernel_host(self, tracing: OpenTelemetryTracing | None, descriptors: int) -> KernelHost:
+        # Imported here: a server without kernels does not need jupyter_client.
+        from himalia.kernels.host import HostOptions, KernelHost
+
+        options = HostOptions(tracing=tracing, descriptors=descriptors)
+        return KernelHost(self.manager, self.settings, self.kernel_observer, options)
+
     async def open(self) -> None:
         """Open the log and begin to follow it. Raises what the log raises, in words for people."""
         await self.log.open()
@@ -98,7 +111,8 @@ class ServerContext:
         await self._reading.open()
         await self.manager.start()
         try:
-            await self.kernels.open()
+            if self.kernel_host is not None:
+                await self.kernel_host.open()
         except BaseException:
             await self.close()
             raise
@@ -109,14 +123,26 @@ class ServerContext:
         if self._heartbeats is not None:
             self._heartbeats.cancel()
         await self.identity.close()
-        await asyncio.wait({self.kernels.close()}, timeout=self.settings.shutdown_s)
-        await self.kernels.cancel_close()
+        if self.kernel_host is not None:
+            await asyncio.wait({self.kernel_host.begin_close()}, timeout=self.settings.shutdown_s)
+            await self.kernel_host.cancel_close()
         await self._reading.close()
         await self.tables.close()
         self.failed_attempts.close()
         await self.audit.close()
         await self.manager.stop()
         await self.log.close()
+
+    @property
+    def kernels(self) -> KernelHost:
+        """The kernel host; ``Forbidden`` if this server runs no kernels."""
+        if self.kernel_host is None:
+            raise Forbidden("this server runs no kernels: it was started with --no-kernels")
+        return self.kernel_host
+
+    @property
+    def kernel_count(self) -> int:
+        return len(self.kernel_host.kernels) if self.kernel_host is not None else 0
 
     @property
     def frame_bytes_max(self) -> int:
@@ -250,14 +276,15 @@ class ServerContext:
         for stream in list(self.streams):
             stream.close(ShuttingDown("the server is shutting down; connect again in a moment"))
         # Those who watch see the end of their kernels too.
-        ending = self.kernels.close()
+        ending = self.kernel_host.begin_close() if self.kernel_host is not None else None
         await self.tables.close()
         calm = 0
         # Twice in a row, because a commit is followed by its delivery only in the next turn of the loop.
         while calm < 2 and not self._hurried and loop.time() < deadline:
             await asyncio.sleep(0.01)
-            calm = calm + 1 if ending.done() and self._is_drained() else 0
-        await self.kernels.cancel_close()
+            calm = calm + 1 if (ending is None or ending.done()) and self._is_drained() else 0
+        if self.kernel_host is not None:
+            await self.kernel_host.cancel_close()
         for connection in list(self.connections):
             connection.close(close_code, "server shutdown")
         while self.connections and not self._hurried and loop.time() < deadline + 1:

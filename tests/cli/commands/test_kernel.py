@@ -500,7 +500,7 @@ def test_attaching(command: Command, client: SyncClient, foreign: KernelManager)
     assert client.kernel(id).foreign
     assert command("run", "print('heard')", "--kernel", id).stdout == "heard\n"
     assert "attached" in command("kernel", "list").stdout
-    assert_sentence(command("kernel", "restart", id), 1, "started by something else")
+    assert_sentence(command("kernel", "restart", id), 1, "not managed by Himalia")
     assert command("kernel", "stop", id).returncode == 0
     assert foreign.is_alive()
 

@@ -211,7 +211,7 @@ class Gate:
 def held_kernel(server: RunningServer, name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Gate, str]:
     with server.http(headers=SHOP) as http:
         id = http.post("/api/kernels").json()["id"]
-    return Gate(server, type(server.context.kernels.host.get(id)), name, monkeypatch), f"/api/kernels/{id}"
+    return Gate(server, type(server.context.kernels.get(id)), name, monkeypatch), f"/api/kernels/{id}"
 
 
 @pytest.mark.parametrize("event", ["topic_created", "topic_deleted", "clock_confirmed", "kernel_interrupted"])
@@ -349,10 +349,10 @@ def test_what_expired_earlier_is_not_recorded_again(serve: Serve, tmp_path: Path
     """A restart records nothing of keys that have expired; nor is the end of an old secret that of its key."""
     table = SHOP_TABLE.replace("publish", "expires = 2026-01-01T00:00:00Z\npublish", 1)
     keys = write_keys(tmp_path / "keys.toml", ADMIN_TABLE + table)
-    KeysFile(keys).rotate("admin", keep_until_us=now_us() + 1_500_000)
     server = serve(keys_file=keys)
     with server.http(headers=ADMIN) as http:
         assert http.get("/topics").status_code == 200
+        KeysFile(keys).rotate("admin", keep_until_us=now_us() + 1_500_000)
         until(lambda: http.get("/topics").status_code == 401)
     assert server.audit_trail("key_expired") == []
 

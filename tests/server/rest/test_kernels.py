@@ -852,7 +852,7 @@ def test_a_kernel_that_is_being_started_when_the_server_stops_is_not_left_behind
 
     thread = threading.Thread(target=start, daemon=True)
     thread.start()
-    until(lambda: server.on_loop(lambda: server.context.kernels._coming))
+    until(lambda: server.on_loop(lambda: server.context.kernels._opening))
     server.stop()
     thread.join(20)
     assert [error_of(answer) for answer in answers] == [(503, "SHUTTING_DOWN")]

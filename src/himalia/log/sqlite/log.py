@@ -115,7 +115,18 @@ class SqliteLog:
         records = self._cache.read_from(info.epoch, start, limit)
         if records or start >= info.end or not limit:
             return Chunk(limit_bytes(records, bytes_max), info.first, info.end, info.epoch)
-        return await self._reader.read(topic, start, limit, bytes_max)
+        return self._limit_to_reported(topic, await self._reader.read(topic, start, limit, bytes_max))
+
+    def _limit_to_reported(self, topic: str, chunk: Chunk) -> Chunk:
+        """Leave out records that are committed and not yet reported to the loop, as ``info`` and the cache do.
+
+        Otherwise a reader that has seen a record could find the end of the topic before it a moment later.
+        """
+        info = self._topics.get(topic)
+        if info is None or info.epoch != chunk.epoch or chunk.end <= info.end:
+            return chunk
+        records = [record for record in chunk.records if record.offset < info.end]
+        return Chunk(records, chunk.first, info.end, chunk.epoch)
 
     async def read_columns(
         self, topic: str, start: int, stop: int, *, bytes_max: int = 1 << 20

@@ -25,10 +25,10 @@ class KernelCounts:
         self.latency_sum_s = 0.0
 
     def add(self, kernel: Kernel) -> None:
-        stats = kernel.stats()
+        stats = kernel.output.broker.stats()
         self.routed.update(stats.routed)
         self.requests.update({str(status): count for status, count in kernel.scheduler.closed.items()})
-        self.faults.update(kernel.wire_faults)
+        self.faults.update(kernel.connector.faults)
         self.orphaned += stats.orphaned
         self.claimed += stats.claimed
         self.lost += stats.expired + stats.evicted

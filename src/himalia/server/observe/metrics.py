@@ -17,6 +17,7 @@ from himalia.server.http.admission import Refusal
 from himalia.server.identity.credential import Failure
 
 if TYPE_CHECKING:
+    from himalia.kernels.kernel import Kernel
     from himalia.server.context import ServerContext
 
 COMMIT_BUCKETS_S = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1, 5)
@@ -77,8 +78,8 @@ class Metrics(Collector):
             Failure,
             {str(reason): count for reason, count in self._context.identity.failures.items()},
         )
-        if self._context.kernels.is_enabled:
-            yield from self._of_kernels()
+        if self._context.kernel_host is not None:
+            yield from self._of_kernels(list(self._context.kernel_host.kernels.values()))
 
     def _counters(self) -> Iterator[Metric]:
         counters = self._context.manager.counters
@@ -119,7 +120,7 @@ class Metrics(Collector):
         for name, (help, value) in gauges.items():
             yield GaugeMetricFamily(name, help, value)
 
-    def _of_kernels(self) -> Iterator[Metric]:
+    def _of_kernels(self, kernels: list[Kernel]) -> Iterator[Metric]:
         from himalia.iopub.broker import LATENCY_BOUNDS_S
         from himalia.jupyter.channels import Channel
         from himalia.jupyter.duration import RUN_BOUNDS_S
@@ -127,9 +128,7 @@ class Metrics(Collector):
         from himalia.kernels.model import KernelState
         from himalia.protocol.models import ExecutionStatus
 
-        hosting = self._context.kernels
-        kernels = hosting.kernels
-        counts = hosting.counts.with_these(kernels)
+        counts = self._context.kernel_observer.counts.with_these(kernels)
         states = GaugeMetricFamily("himalia_kernels", "Kernels that run", labels=["state"])
         now = Counter(kernel.state for kernel in kernels)
         for state in KernelState:
@@ -156,7 +155,7 @@ class Metrics(Collector):
             (
                 "buffered_bytes",
                 "Bytes of kernels that wait for the log",
-                sum(k.topic_writer.buffered_bytes for k in kernels),
+                sum(k.output.topic_writer.buffered_bytes for k in kernels),
             ),
         ):
             yield GaugeMetricFamily(f"himalia_kernel_{name}", help, value)

@@ -27,6 +27,7 @@ from himalia.topics import KERNEL_TOPIC_PREFIX, check_name
 if TYPE_CHECKING:
     from himalia.iopub.result import ExecutionResult
     from himalia.kernels.kernel import Kernel
+    from himalia.kernels.request import Request
 
 ALL_KERNELS = f"{KERNEL_TOPIC_PREFIX}*"
 """Checked in place of a topic, it needs a right on every kernel's topic: no name of one kernel matches it."""
@@ -78,7 +79,7 @@ async def list_kernelspecs(context: Context, caller: Caller) -> Response:
     """List the kernels that can be started."""
     from himalia.kernels.host import DEFAULT_NAME
 
-    specs = context.kernels.host.specs
+    specs = context.kernels.specs
     found = await asyncio.to_thread(specs.get_all_specs)
     kernelspecs = {name: models.KernelSpec(name, entry["spec"]) for name, entry in sorted(found.items())}
     return json_response(models.KernelSpecs(DEFAULT_NAME, kernelspecs))
@@ -90,7 +91,7 @@ async def list_kernelspecs(context: Context, caller: Caller) -> Response:
 @router.get("/kernels", response_model=list[KERNEL])  # type: ignore[valid-type]
 async def list_kernels(context: Context, caller: Caller) -> Response:
     """List the running kernels whose output you may read."""
-    kernels = context.kernels.host.kernels.values()
+    kernels = context.kernels.kernels.values()
     return json_response(
         [_describe(context, one) for one in kernels if caller.may(Right.SUBSCRIBE, one.topic, one.owner)]
     )
@@ -115,7 +116,9 @@ async def start_kernel(
     wanted = body or models.StartKernelRequest()
     _check_start(wanted)
     cwd = await asyncio.to_thread(_directory, wanted)
-    kernel = await context.kernels.start(wanted.name, cwd, wanted.env, caller)
+    kernel = await context.kernels.start(
+        wanted.name, cwd=cwd, env=wanted.env, owner=caller.name, owner_max=caller.limits.kernels
+    )
     return json_response(_describe(context, kernel), 201, {"Location": f"/api/kernels/{kernel.id}"})
 
 
@@ -142,11 +145,12 @@ async def attach_kernel(
     _require_start(context, caller, may_be_own=False)
     if body.all == (body.connection_file is not None):
         raise BadRequest("give either `connection_file`, or `all` as true")
+    limit = caller.limits.kernels
     if body.connection_file is not None:
         _refuse_nul("connection_file", [body.connection_file])
-        kernel = await context.kernels.attach(body.connection_file, caller)
+        kernel = await context.kernels.attach(body.connection_file, caller.name, owner_max=limit)
         return json_response(_describe(context, kernel), 201, {"Location": f"/api/kernels/{kernel.id}"})
-    kernels, skipped = await context.kernels.attach_all(caller)
+    kernels, skipped = await context.kernels.attach_all(caller.name, owner_max=limit)
     attached = [_describe(context, kernel) for kernel in kernels]
     return json_response(
         models.Attached(attached, [models.Skipped(path, why) for path, why in sorted(skipped.items())])
@@ -163,7 +167,7 @@ async def get_kernel(context: Context, caller: Caller, kernel_id: KernelId) -> R
 async def stop_kernel(context: Context, caller: Caller, kernel_id: KernelId) -> None:
     """Stop a kernel; detach from one that another program started. The kernel's topic stays."""
     await _kernel(context, caller, kernel_id, Right.EXECUTE)
-    await context.kernels.host.stop(kernel_id, caller=caller.name)
+    await context.kernels.stop(kernel_id, caller=caller.name)
 
 
 @router.post("/kernels/{kernel_id}/interrupt", status_code=204, responses={**NO_KERNEL, **UNAVAILABLE})
@@ -225,9 +229,17 @@ async def execute(
     _check_running(context)
     options = msgspec.structs.asdict(body)
     del options["wait"]
-    request = await context.kernels.execute(kernel, Code(**options, caller=caller.name), caller)
+    code = Code(**options, caller=caller.name)
+
+    async def submit() -> Request:
+        request = await kernel.execute(code)
+        context.audit.record(AuditEvent.CODE_RUN, caller, kernel_id=kernel_id, request_id=request.id)
+        return request
+
+    # Recorded even if the client disconnects while the log commits the request.
+    request = await context.audit.shielded.run(submit())
     if body.wait:
-        await context.kernels.until_closed(kernel, request)
+        await context.kernels.wait_closed(kernel, request)
         return await _outcome(context, caller, kernel_id, request.id)
     location = {"Location": f"/api/kernels/{kernel_id}/executions/{request.id}"}
     return json_response(models.Submitted(request.id, kernel.topic, request.offset), 202, location)
@@ -246,7 +258,7 @@ async def get_execution(
     late: Annotated[bool, Query(description="Include output that arrived after the request ended.")] = False,
 ) -> Response:
     """Return the result of a request: while it runs, and as long as the log stores it."""
-    host = context.kernels.host
+    host = context.kernels
     await require_right(context.log, caller, Right.SUBSCRIBE, _topic(context, kernel_id))
     return await _result(await host.result(kernel_id, request_id, late=late, keeps_json=True))
 
@@ -260,7 +272,7 @@ async def cancel_execution(
     context: Context, caller: Caller, kernel_id: KernelId, request_id: RequestId
 ) -> Response:
     """Cancel a request: drop it if it waits, interrupt it if it runs. One that has ended does not change."""
-    host = context.kernels.host
+    host = context.kernels
     await require_right(context.log, caller, Right.EXECUTE, _topic(context, kernel_id))
     kernel = host.kernels.get(kernel_id)
     if kernel is not None and kernel.scheduler.find(request_id) is not None:
@@ -268,7 +280,7 @@ async def cancel_execution(
         context.audit.record(
             AuditEvent.EXECUTION_CANCELLED, caller, kernel_id=kernel_id, request_id=request_id
         )
-        await context.kernels.until_closed(kernel, cancelled)
+        await context.kernels.wait_closed(kernel, cancelled)
     return await _outcome(context, caller, kernel_id, request_id)
 
 
@@ -282,7 +294,7 @@ async def answer_input(
     kernel_id: KernelId,
 ) -> None:
     """Send the input that the running code waits for."""
-    (await _kernel(context, caller, kernel_id, Right.EXECUTE)).answer(body.value, caller.name)
+    (await _kernel(context, caller, kernel_id, Right.EXECUTE)).inputs.reply(body.value, caller.name)
     context.audit.record(AuditEvent.INPUT_ANSWERED, caller, kernel_id=kernel_id)
 
 
@@ -296,7 +308,7 @@ def _topic(context: ServerContext, kernel_id: str) -> str:
 
 
 async def _kernel(context: ServerContext, caller: Principal, kernel_id: str, right: Right) -> Kernel:
-    host = context.kernels.host
+    host = context.kernels
     await require_right(context.log, caller, right, _topic(context, kernel_id))
     return host.get(kernel_id)
 
@@ -306,7 +318,7 @@ def _require_start(context: ServerContext, caller: Principal, *, may_be_own: boo
 
     ``may_be_own``: the right to the caller's own kernels is enough.
     """
-    _ = context.kernels.host  # raises if this server runs no kernels
+    _ = context.kernels  # raises if this server runs no kernels
     owns = caller.owns(Right.EXECUTE)
     if not caller.may(Right.EXECUTE, ALL_KERNELS) and not (may_be_own and owns):
         what = "attach kernels, only to start its own" if owns else "start or attach kernels"
@@ -370,7 +382,7 @@ def _describe(context: ServerContext, kernel: Kernel) -> models.Kernel:
 
 async def _outcome(context: ServerContext, caller: Principal, kernel_id: str, request_id: str) -> Response:
     """Respond to a caller who may execute; the content only if it may also read the kernel's topic."""
-    result = await context.kernels.host.result(kernel_id, request_id, keeps_json=True)
+    result = await context.kernels.result(kernel_id, request_id, keeps_json=True)
     may_read = await has_right(context.log, caller, Right.SUBSCRIBE, _topic(context, kernel_id))
     return await _result(result if may_read else result.without_content())
 

@@ -72,7 +72,8 @@ async def delete_topic(context: Context, caller: Caller, name: str = TopicName) 
     caller.require(Right.MANAGE, name)
     if name == AUDIT_TOPIC:
         raise Forbidden(f"{name!r} is reserved: only its retention removes records", topic=name)
-    context.kernels.check_deletable(name)
+    if context.kernel_host is not None:
+        context.kernel_host.check_deletable(name)
 
     async def delete() -> None:
         deleted = await context.manager.delete_topic(name)
@@ -143,7 +144,7 @@ async def health(context: Context, caller: MaybeCaller) -> Response:
         topics=context.manager.topic_count,
         subscribers=context.manager.subscriber_count,
         connections=context.connection_count,
-        kernels=len(context.kernels.kernels),
+        kernels=context.kernel_count,
         version=__version__,
         protocol=PROTOCOL_VERSION,
         log=context.log.url,
@@ -197,7 +198,7 @@ async def stats(context: Context, caller: Caller) -> Response:
         "topics": topics,
         "subscribers": subscribers,
         "connections": context.connection_count,
-        "kernels": len(context.kernels.kernels),
+        "kernels": context.kernel_count,
     }
     return json_response(models.Stats(**visible))
 
