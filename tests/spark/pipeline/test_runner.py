@@ -20,7 +20,8 @@ from himalia.errors import ConnectionFailed, DataLost, InternalError, Unauthoriz
 from himalia.retry import Backoff
 from himalia.spark.connector.read import READ_SCHEMA
 from himalia.spark.delta import maintenance
-from himalia.spark.delta.table import StagedFiles, Table, no_rows
+from himalia.spark.delta.staging import StagedFiles
+from himalia.spark.delta.table import Table, no_rows
 from himalia.spark.pipeline import batch as batch_module
 from himalia.spark.pipeline.erase import erase_rows
 from himalia.spark.pipeline.runner import Pipeline, PipelineOptions, Progress
@@ -582,7 +583,7 @@ def test_another_programs_answer_is_told(spark: SparkSession, warehouse: Path) -
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), SomethingElse) as other:
         threading.Thread(target=other.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{other.server_port}"
-        with pytest.raises(ConnectionFailed, match="answers 200 like no Himalia server does"):
+        with pytest.raises(ConnectionFailed, match="unexpected response 200 from"):
             Pipeline(url, None, warehouse).__enter__()
         other.shutdown()
 

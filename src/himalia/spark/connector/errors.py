@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from himalia.errors import DataLost, HimaliaError
-from himalia.spark.connector.planning import lost_message
+from himalia.spark.connector.offset_ranges import describe_loss
 
 HIDE_TRACEBACK = "SPARK_HIDE_TRACEBACK"
 LOSSES_REPORTED_MAX = 5
@@ -35,7 +35,9 @@ def hide_traceback() -> Iterator[None]:
 def _is_worker() -> bool:
     """Whether Spark started this process: its main module is one of Spark's, or our daemon."""
     main = getattr(sys.modules.get("__main__"), "__spec__", None)
-    return main is not None and main.name.startswith(("pyspark.", "himalia.spark.worker_daemon"))
+    return main is not None and main.name.startswith(
+        ("pyspark.", "himalia.spark.worker_daemon", "himalia.spark.daemon")
+    )
 
 
 def report_losses(losses: Sequence[str], *, fails: bool) -> None:
@@ -67,4 +69,4 @@ class LossHandler:
         self._fails = fails
 
     def __call__(self, topic: str, start: int, stop: int) -> None:
-        report_losses([lost_message(topic, start, stop)], fails=self._fails)
+        report_losses([describe_loss(topic, start, stop)], fails=self._fails)

@@ -9,9 +9,10 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnec
 from typing import Any, TypeVar
 from urllib.parse import urlencode, urlsplit
 
+from himalia.connection_errors import make_connection_error, make_unexpected_response_error
 from himalia.errors import ConnectionFailed, HimaliaError
 from himalia.spark.connector.address import ServerAddress
-from himalia.tls import client_context, hint_for
+from himalia.tls import client_context
 from himalia.token_proof import ANSWER_BYTES_MAX, Challenge, is_same_machine, is_web_token, not_proven
 
 TIMEOUT_S = 60.0
@@ -59,7 +60,7 @@ class ServerConnection:
 
     def unexpected_response(self, status: int) -> ConnectionFailed:
         """Make the error for a response that no Himalia server sends."""
-        return _unexpected_response(self._address.url, status)
+        return make_unexpected_response_error(self._address.url, status)
 
     @contextmanager
     def open(
@@ -82,10 +83,10 @@ class ServerConnection:
             http.request(method, target, body, {**sent, **(headers or {})})
             response = http.getresponse()
             if response.status >= 300:
-                raise _error_in(url, response.status, response.read())
+                raise _make_error(url, response.status, response.read())
             yield response
         except (OSError, HTTPException) as error:
-            raise ConnectionFailed(_describe(url, error), url=url) from error
+            raise make_connection_error(url, error) from error
         finally:
             if response is None or not response.isclosed():
                 self.close()
@@ -116,8 +117,8 @@ class ServerConnection:
         # A response without a length is not the server's, and reading it could block as long as the connection lasts.
         body = b"" if response.length is None else response.read(ANSWER_BYTES_MAX)
         if response.status == 401:
-            raise _error_in(url, response.status, body)
-        if response.status != 200 or not challenge.is_met(_proof_in(body)):
+            raise _make_error(url, response.status, body)
+        if response.status != 200 or not challenge.is_met(_extract_proof(body)):
             raise ConnectionFailed(not_proven(url), url=url)
 
 
@@ -129,32 +130,18 @@ def _make_connection(url: str) -> HTTPConnection:
     return HTTPConnection(host, parts.port, timeout=TIMEOUT_S)
 
 
-def _proof_in(body: bytes) -> object:
+def _extract_proof(body: bytes) -> object:
     try:
         return json.loads(body)["proof"]
     except (ValueError, LookupError, TypeError):
         return None
 
 
-def _error_in(url: str, status: int, body: bytes) -> HimaliaError:
+def _make_error(url: str, status: int, body: bytes) -> HimaliaError:
     """Make the exception for a response that is not a success."""
     try:
         error = json.loads(body)["error"]
         code, message = str(error["code"]), str(error["message"])
     except (ValueError, KeyError, TypeError):
-        return _unexpected_response(url, status)
+        return make_unexpected_response_error(url, status)
     return HimaliaError.from_code(code, message, status=status)
-
-
-def _unexpected_response(url: str, status: int) -> ConnectionFailed:
-    message = f"{url} answers {status} like no Himalia server does; check the URL"
-    return ConnectionFailed(message, url=url, status=status)
-
-
-def _describe(url: str, error: Exception) -> str:
-    if isinstance(error, ConnectionRefusedError):
-        return f"no server answers at {url}; start one with 'himalia serve', or check the URL"
-    if isinstance(error, TimeoutError):
-        return f"{url} does not answer in time"
-    reason = " ".join(str(error).split()) or type(error).__name__
-    return f"the connection to {url} failed: {reason}{hint_for(url, reason)}"
