@@ -15,7 +15,7 @@ from himalia.errors import ConfigurationError
 from himalia.server.identity import CallerLimits, Right, read_keys
 from himalia.server.identity.keys_file import KeysFile
 from himalia.server.identity.private_file import BYTES_MAX
-from himalia.server.identity.secret import digest_of, shown_hash
+from himalia.server.identity.secret import digest_of, format_hash
 from tests.cli.command import assert_sentence, himalia
 from tests.server.identity.credentials import Serve, write_keys
 from tests.server.raw_clients import until
@@ -32,7 +32,7 @@ def test_serve_says_why_it_does_not_start(tmp_path: Path) -> None:
     assert code == 1 and "missing.toml" in said and "Traceback" not in said
 
 
-HASH, OTHER = (shown_hash(digest_of(secret)) for secret in ("0123456789abcdef", "another-0123456789"))
+HASH, OTHER = (format_hash(digest_of(secret)) for secret in ("0123456789abcdef", "another-0123456789"))
 BAD_KEYS = {
     "not TOML": ("[keys", "is not TOML"),
     "not UTF-8": (b"\xff\xfe", "is not TOML"),

@@ -353,7 +353,7 @@ async def test_drops_are_counted_logged_and_recorded(
             await asyncio.sleep(0)
         assert audit.dropped == 7
         assert [record.message for record in caplog.records] == [
-            "audit records are being dropped; 3 wait for the log"
+            "dropping audit records: 3 are waiting for the log"
         ]
         log.is_full = False
         await asyncio.wait_for(audit._idle.wait(), 10)
