@@ -20,7 +20,7 @@ from uvicorn.server import ServerState
 
 from himalia.protocol import ErrorBody, encode
 from himalia.protocol.models import ErrorResponse
-from himalia.pubsub.turns import Turns
+from himalia.pubsub.time_slices import TimeSlices
 from himalia.server.http.admission import STATE_KEY, Admitted
 from himalia.server.http.security_headers import security_headers, with_transport_security
 from himalia.server.http.stall import StallWatch
@@ -86,11 +86,11 @@ class HttpCycle(RequestResponseCycle):
 
 @dataclass(frozen=True, slots=True)
 class HttpOptions:
-    """Timeouts of every connection, and the turns in which input is parsed."""
+    """Timeouts of every connection, and the time slices in which input is parsed."""
 
     handshake_timeout_s: float
     stall_timeout_s: float
-    turns: Turns
+    time_slices: TimeSlices
 
 
 class ResponseTransport:
@@ -128,7 +128,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._admitted = admitted
         if admitted is not None:
             self.app_state = {**app_state, STATE_KEY: admitted}
-        self._turns = options.turns
+        self._time_slices = options.time_slices
         # Runs until a request's head is complete.
         self._head_timer: asyncio.TimerHandle | None = None
         self._linger_timer: asyncio.TimerHandle | None = None
@@ -182,21 +182,21 @@ class HttpProtocol(HttpToolsProtocol):
         self._backlog += data
         if self._is_parse_scheduled:
             self.transport.pause_reading()  # the flow control has resumed it
-        elif len(data) > SMALL_BYTES and self._turns.is_over():
+        elif len(data) > SMALL_BYTES and self._time_slices.is_over():
             self._parse_later()
         else:
-            self._parse_in_turns()
+            self._parse_in_slices()
 
     def eof_received(self) -> None:
         """Parse all input before the connection closes, as the peer sends no more."""
         while self._backlog and not self._ignores_input:
             self._parse_piece()
 
-    def _parse_in_turns(self) -> None:
+    def _parse_in_slices(self) -> None:
         """Parse one piece, and as many more as fit into this turn."""
         while self._backlog and not self._ignores_input:
             self._parse_piece()
-            if self._backlog and self._turns.is_over():
+            if self._backlog and self._time_slices.is_over():
                 self._parse_later()
                 return
         self._backlog = b""
@@ -204,7 +204,7 @@ class HttpProtocol(HttpToolsProtocol):
     def _parse_later(self) -> None:
         self._is_parse_scheduled = True
         self.transport.pause_reading()
-        self._turns.later(self._continue)
+        self._time_slices.defer(self._continue)
 
     def _continue(self) -> None:
         self._is_parse_scheduled = False
@@ -214,7 +214,7 @@ class HttpProtocol(HttpToolsProtocol):
         if not self.flow.read_paused:
             # Before parsing: a handshake hands the transport over to another protocol.
             self.transport.resume_reading()
-        self._parse_in_turns()
+        self._parse_in_slices()
 
     def _parse_piece(self) -> None:
         data, self._backlog = self._backlog[:PIECE_BYTES], self._backlog[PIECE_BYTES:]
