@@ -55,7 +55,7 @@ def test_reading_fails_in_a_sentence(spark: SparkSession, server: RunningServer)
     assert "himalia.errors.BadRequest: 'failondatalos' is not an option for reading topics" in told
     assert "did you mean failOnDataLoss?" in told
     told = told_by(read(token="wrong"), AnalysisException)
-    assert "himalia.errors.Unauthorized: this key is not known here" in told
+    assert "himalia.errors.Unauthorized: this key is unknown" in told
     told = told_by(read(subscribe="payments"), AnalysisException)
     assert "himalia.errors.TopicNotFound: topic 'payments' does not exist" in told
     told = told_by(read(url="http://127.0.0.1:1"), AnalysisException)

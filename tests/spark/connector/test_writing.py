@@ -235,7 +235,7 @@ def test_a_write_is_checked_before_it_begins(server: RunningServer) -> None:
         ({"topic": "missing", "producer": "p"}, "producer and sequence go together"),
         ({"topic": "missing", "sequence": "1"}, "producer and sequence go together"),
         ({"topics": "missing"}, "did you mean topic"),
-        ({"topic": "missing", "token": "wrong"}, "this key is not known here"),
+        ({"topic": "missing", "token": "wrong"}, "this key is unknown"),
         ({"topic": "missing", "url": "http://127.0.0.1:1"}, "no server answers"),
     ]
     for options, told in cases:

@@ -34,7 +34,7 @@ logger = logging.getLogger("himalia.identity")
 LOOK_INTERVAL_S = 1.0
 """How often files are looked at and expired credentials are ended."""
 KEY_EXPIRED = "this key has expired"
-UNKNOWN_KEY = "this key is not known here"
+UNKNOWN_KEY = "this key is unknown"
 SERVER = "server"
 """The caller of what the server notices by itself."""
 
