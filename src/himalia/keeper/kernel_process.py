@@ -27,10 +27,9 @@ PORT_TAKEN = os.strerror(errno.EADDRINUSE)
 
 
 class KernelProcess:
-    """One of our own kernels' process. Lives on the event loop that started it or attached to it again.
+    """The process of one of our own kernels. Lives on the event loop that started it or attached to it again.
 
-    ``on_exit`` is told the return code when the process ends, whoever ended it. ``before_release`` is awaited when
-    the process has ended for good and before its spool is removed.
+    ``exited`` has the return code of the process that runs now, or ran last; each restart makes a new future.
     """
 
     def __init__(self, manager: AsyncKernelManager, provisioner: KeeperProvisioner) -> None:
@@ -39,7 +38,6 @@ class KernelProcess:
         self.connection: ConnectionInfo
         self.directory: Path
         self.keeper_socket: str
-        self.on_exit: Callable[[int], None] | None = None
         self.exited: asyncio.Future[int]
         self.lost = 0
         """How many of the last messages of a process that has ended are not in its spool: the disk was full."""
@@ -143,16 +141,8 @@ class KernelProcess:
         return self.exited.result() if self.exited.done() else None
 
     @property
-    def before_release(self) -> Callable[[KeeperClient], Awaitable[None]] | None:
-        return self._provisioner.before_release
-
-    @before_release.setter
-    def before_release(self, work: Callable[[KeeperClient], Awaitable[None]]) -> None:
-        self._provisioner.before_release = work
-
-    @property
     def is_kept(self) -> bool:
-        """Whether the keeper is there: then its spool has all that the process said before ``on_exit`` is told."""
+        """Whether the keeper is there: then its spool has all that the process said before ``exited`` is done."""
         keeper = self._provisioner.keeper
         return keeper is not None and keeper.is_connected
 
@@ -204,8 +194,12 @@ class KernelProcess:
             ) from None
         self._adopt()
 
-    async def stop(self) -> None:
-        """End the process and its keeper, and remove what they left."""
+    async def stop(self, before_release: Callable[[KeeperClient], Awaitable[None]] | None = None) -> None:
+        """End the process and its keeper, and remove what they left.
+
+        ``before_release`` is awaited when the process has ended, and before its spool is removed.
+        """
+        self._provisioner.before_release = before_release
         await self._manager.shutdown_kernel(now=self.returncode is not None)
         # Of one that could not be restarted.
         await asyncio.to_thread(remove_stale_directory, self.directory)
@@ -229,8 +223,6 @@ class KernelProcess:
         self.lost = keeper.lost
         if not self.exited.done():
             self.exited.set_result(returncode)
-        if self.on_exit is not None:
-            self.on_exit(returncode)
 
 
 def _said(log: str) -> str:

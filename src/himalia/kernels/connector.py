@@ -106,10 +106,7 @@ class KernelConnector:
             address, self.process, self._output, self._context, self._listener
         )
         if self.process is not None:
-            self.process.on_exit = self._listener.on_exit
-            if self.process.returncode is not None:
-                # It ended before it could be reported.
-                asyncio.get_running_loop().call_soon(self._listener.on_exit, self.process.returncode)
+            self.process.exited.add_done_callback(lambda exited: self._listener.on_exit(exited.result()))
         return self._connection
 
     async def close(self) -> None:

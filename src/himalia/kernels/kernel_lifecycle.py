@@ -236,9 +236,7 @@ class KernelLifecycle:
             self._scheduler.close_all(ExecutionStatus.DIED, f"the kernel died: {reason}")
         try:
             if process is not None:
-                # Before its keeper removes the spool.
-                process.before_release = self._commit_output
-                await process.stop()
+                await process.stop(before_release=self._commit_output)
         except Exception:  # its output, and the record of its end, must be stored all the same
             logger.exception("kernel %s was not ended in order", self._kernel_id)
         self._move(PhaseEvent.END)
