@@ -27,7 +27,7 @@ from benchmarks.kernel_peer import kernel_server
 from benchmarks.pipeline_peer import MASTER, Filled, served, spark, url
 from benchmarks.section import Section, Target, median_of, spread
 from benchmarks.server_process import PeerFailed, running
-from himalia.spark.delta.table import STAGING
+from himalia.spark.delta.staging import STAGING
 from himalia.spark.pipeline.runner import Pipeline, PipelineOptions, Progress, Summary
 
 WANTED_RATE = 40_000

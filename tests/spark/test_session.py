@@ -110,10 +110,10 @@ def test_a_home_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pyte
 
 PUT_OFF = """
 import sys
-from himalia.spark.session import deferred_signals
+from himalia.spark.session import defer_signals
 
 try:
-    with deferred_signals():
+    with defer_signals():
         print("within", flush=True)
         while sys.stdin.readline() == "go on\\n":
             print("still within", flush=True)

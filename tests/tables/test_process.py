@@ -16,7 +16,7 @@ import pytest
 
 from himalia.errors import BadQuery, BadRequest, QueryTooLarge, TableNotFound
 from himalia.tables import worker
-from himalia.tables.worker import Question
+from himalia.tables.worker import QueryRequest
 from himalia.tables.worker_client import QueryProcess
 from tests.tables.sample import message, write_table
 
@@ -36,9 +36,9 @@ def children() -> list[psutil.Process]:
 
 @pytest.mark.slow
 def test_answers_and_refusals(process: QueryProcess, sample: Path) -> None:
-    """One process answers question after question, rightly or with what is wrong."""
+    """One process answers request after request, rightly or with what is wrong."""
     found = json.loads(
-        process.ask(Question(str(sample), "messages", "offset < 5", "offset", ["offset"], limit=2))
+        process.run(QueryRequest(str(sample), "messages", "offset < 5", "offset", ["offset"], limit=2))
     )
     assert found == {
         "table": "messages",
@@ -46,53 +46,53 @@ def test_answers_and_refusals(process: QueryProcess, sample: Path) -> None:
         "rows": [{"offset": 0}, {"offset": 1}],
         "truncated": True,
     }
-    for question, kind in (
-        (Question(str(sample), "messages", "nope = 1"), BadQuery),
-        (Question(str(sample), "messages", columns=["nope"]), BadRequest),
-        (Question(str(sample), "nope"), TableNotFound),
-        (Question(str(sample / "nope"), "messages"), TableNotFound),
+    for request, kind in (
+        (QueryRequest(str(sample), "messages", "nope = 1"), BadQuery),
+        (QueryRequest(str(sample), "messages", columns=["nope"]), BadRequest),
+        (QueryRequest(str(sample), "nope"), TableNotFound),
+        (QueryRequest(str(sample / "nope"), "messages"), TableNotFound),
     ):
         with pytest.raises(kind) as caught:
-            process.ask(question)
+            process.run(request)
         assert type(caught.value) is kind
-    found = json.loads(process.ask(Question(str(sample), "messages", limit=30)))
+    found = json.loads(process.run(QueryRequest(str(sample), "messages", limit=30)))
     assert (len(found["rows"]), found["truncated"]) == (30, False)
-    assert len(json.loads(process.ask(Question(str(sample))))["tables"]) == 7
+    assert len(json.loads(process.run(QueryRequest(str(sample))))["tables"]) == 7
     assert len(children()) == 1
     assert children()[0].nice() > psutil.Process().nice()
 
 
 @pytest.mark.slow
 def test_a_query_without_end_is_ended(process: QueryProcess, sample: Path) -> None:
-    """Its process goes, and the next question has another."""
+    """Its process goes, and the next request has another."""
     with pytest.raises(QueryTooLarge, match=r"took longer than 1\.5 s"):
-        process.ask(Question(str(sample), "messages", ENDLESS, time_s=1.5))
+        process.run(QueryRequest(str(sample), "messages", ENDLESS, time_s=1.5))
     assert not children()
-    assert process.ask(Question(str(sample), "messages", limit=1))
+    assert process.run(QueryRequest(str(sample), "messages", limit=1))
 
 
 @pytest.mark.slow
 def test_an_answer_is_bounded_in_bytes(process: QueryProcess, tmp_path: Path) -> None:
     """Large rows come up to the bound; the first always does."""
     write_table(tmp_path, "messages", [message(number, payload="x" * 1000) for number in range(100)])
-    body = process.ask(Question(str(tmp_path), "messages", limit=100, bytes_max=10_000))
+    body = process.run(QueryRequest(str(tmp_path), "messages", limit=100, bytes_max=10_000))
     assert len(body) < 11_000
     found = json.loads(body)
     assert found["truncated"] and 5 < len(found["rows"]) < 10
-    found = json.loads(process.ask(Question(str(tmp_path), "messages", limit=100, bytes_max=1)))
+    found = json.loads(process.run(QueryRequest(str(tmp_path), "messages", limit=100, bytes_max=1)))
     assert (found["truncated"], len(found["rows"])) == (True, 1)
 
 
 @pytest.mark.slow
 def test_a_process_that_is_killed(process: QueryProcess, sample: Path) -> None:
-    """Out of memory, the system ends it: that is told, and the next question is answered."""
-    process.ask(Question(str(sample), "messages", limit=1))
+    """Out of memory, the system ends it: that is told, and the next request is answered."""
+    process.run(QueryRequest(str(sample), "messages", limit=1))
     [child] = children()
     timer = threading.Timer(0.5, os.kill, (child.pid, signal.SIGKILL))
     timer.start()
     with pytest.raises(QueryTooLarge, match="more memory than it may have"):
-        process.ask(Question(str(sample), "messages", ENDLESS, time_s=20))
-    assert process.ask(Question(str(sample), "messages", limit=1))
+        process.run(QueryRequest(str(sample), "messages", ENDLESS, time_s=20))
+    assert process.run(QueryRequest(str(sample), "messages", limit=1))
 
 
 REPEATED = "length(repeat('x', {})) > 1"
@@ -108,7 +108,7 @@ GATHERED = "(select length(string_agg(repeat('x', 1000), ',')) from generate_ser
 )
 def test_the_system_bounds_the_memory_of_a_query(process: QueryProcess, sample: Path, where: str) -> None:
     """What the engine does not account for is refused by the operating system, before it is taken."""
-    process.ask(Question(str(sample), "messages", limit=1))
+    process.run(QueryRequest(str(sample), "messages", limit=1))
     [child] = children()
     at_rest, most = child.memory_info().rss, 0
     done = threading.Event()
@@ -122,36 +122,36 @@ def test_the_system_bounds_the_memory_of_a_query(process: QueryProcess, sample: 
     watching = threading.Thread(target=watch)
     watching.start()
     with pytest.raises(QueryTooLarge, match="more memory than it may have"):
-        process.ask(Question(str(sample), "messages", where, time_s=20))
+        process.run(QueryRequest(str(sample), "messages", where, time_s=20))
     done.set()
     watching.join()
     assert most - at_rest < worker.MEMORY_BYTES_MAX
-    assert process.ask(Question(str(sample), "messages", limit=1))
+    assert process.run(QueryRequest(str(sample), "messages", limit=1))
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process how large it is")
 def test_a_process_that_has_grown_does_not_wait(process: QueryProcess, sample: Path) -> None:
     """A query within the limit is answered; a process that keeps much of its memory ends, and another answers."""
-    process.ask(Question(str(sample), "messages", limit=1))
+    process.run(QueryRequest(str(sample), "messages", limit=1))
     [first] = children()
     # The engine copies the value about six times, and keeps four copies: 300 MB at most, 200 MB afterwards.
-    question = Question(str(sample), "messages", REPEATED.format(50_000_000), limit=1)
-    assert json.loads(process.ask(question))["rows"]
+    request = QueryRequest(str(sample), "messages", REPEATED.format(50_000_000), limit=1)
+    assert json.loads(process.run(request))["rows"]
     assert not children()
-    process.ask(Question(str(sample), "messages", limit=1))
+    process.run(QueryRequest(str(sample), "messages", limit=1))
     [second] = children()
-    process.ask(Question(str(sample), "messages", limit=1))
+    process.run(QueryRequest(str(sample), "messages", limit=1))
     assert children() == [second] != [first]
 
 
 @pytest.mark.slow
 def test_a_process_ends_with_whoever_asked(process: QueryProcess, sample: Path) -> None:
     """When the server is gone, however it went, so is the process; Ctrl-C alone is for the server to decide."""
-    process.ask(Question(str(sample), "messages", limit=1))
+    process.run(QueryRequest(str(sample), "messages", limit=1))
     [child] = children()
     child.send_signal(signal.SIGINT)
-    assert process.ask(Question(str(sample), "messages", limit=1))
+    assert process.run(QueryRequest(str(sample), "messages", limit=1))
     assert process._process is not None and process._process.stdin is not None
     process._process.stdin.close()
     assert child.wait(20) == 0

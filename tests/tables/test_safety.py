@@ -282,9 +282,9 @@ def test_a_query_that_needs_too_much_memory(warehouse: Path) -> None:
     [
         (
             "nope = 1",
-            "there is no column 'nope' (text stands in 'single quotes'); there are topic, epoch, offset",
+            "there is no column 'nope' (text goes in 'single quotes'); there are topic, epoch, offset",
         ),
-        ('topic = "orders"', "there is no column 'orders' (text stands in 'single quotes')"),
+        ('topic = "orders"', "there is no column 'orders' (text goes in 'single quotes')"),
         ("topic = 'a", "this is not SQL: unterminated string literal, at character 9"),
         ("topic =", "the condition ends too early"),
         ("topic = 'a')", "closes a parenthesis that it did not open"),
@@ -311,16 +311,16 @@ def test_a_wrong_condition_is_told_in_words(warehouse: Path, where: str, says: s
     ("query", "says"),
     [
         ("select * from execution", "there is no table 'execution'; there are messages"),
-        ("select topic, offset from messages", '"offset" has to stand in double quotes'),
+        ("select topic, offset from messages", '"offset" must be in double quotes'),
         ("select nope from messages", "there is no column 'nope'"),
-        ("select 1; select 2", "several statements; ask one query at a time"),
+        ("select 1; select 2", "several statements; send one query at a time"),
         ("select topic, count(*) from messages", "must appear in the GROUP BY clause"),
         ("select interval '1 hour' as pause", "the column 'pause' is an interval"),
         (
             "copy x to y",
-            "'copy x to y' is not a query, and tables are only read here: begin with SELECT, WITH",
+            "'copy x to y' is not a query; tables are read-only: begin with SELECT, WITH",
         ),
-        ("", "there is no query; write one such as: select"),
+        ("", "the query is empty; write one such as: select"),
     ],
 )
 def test_a_wrong_query_is_told_in_words(warehouse: Path, query: str, says: str) -> None:

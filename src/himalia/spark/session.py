@@ -64,7 +64,7 @@ def start_session(
         builder = builder.config(name, value)
         settings.set(name, value)
     try:
-        with deferred_signals():
+        with defer_signals():
             _cache_jvm_classes(SparkContext.getOrCreate(settings))
         return builder.getOrCreate()
     except Exception as error:
@@ -99,7 +99,7 @@ def use_java() -> Java:
 
 
 @contextmanager
-def deferred_signals() -> Iterator[None]:
+def defer_signals() -> Iterator[None]:
     """Defer Ctrl-C and SIGTERM to the end of the block. A second Ctrl-C ends the process without cleaning up.
 
     PySpark that is interrupted while it starts removes the directory in which its JVM is about to write its port; the

@@ -161,7 +161,7 @@ def pipeline_conf() -> dict[str, str]:
 
 def small_batch_conf() -> dict[str, str]:
     """Return the settings for a batch of few records."""
-    return _chosen(
+    return _select_enabled(
         {
             "fixed-plans": {"spark.sql.adaptive.enabled": "false"},
             "task-sizes": {SHUFFLE_PARTITIONS: "1"},
@@ -175,7 +175,7 @@ def small_batch_conf() -> dict[str, str]:
 
 def large_batch_conf(cores: int) -> dict[str, str]:
     """Return the settings for a batch of many records."""
-    return _chosen(
+    return _select_enabled(
         {
             "fixed-plans": {"spark.sql.adaptive.enabled": "false"},
             "small-batches": {
@@ -197,5 +197,5 @@ def fold_tasks(cores: int, size_bytes: int) -> int:
     return max(TASKS_PER_CORE * cores, -(-size_bytes // SHUFFLE_BYTES))
 
 
-def _chosen(confs: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+def _select_enabled(confs: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
     return {name: value for knob, conf in confs.items() if is_on(knob) for name, value in conf.items()}

@@ -1,4 +1,4 @@
-"""Spark's daemon of Python workers, tuned (``spark.python.daemon.module``).
+"""Spark's daemon of Python workers, wrap_worker (``spark.python.daemon.module``).
 
 Spark and a worker exchange several small messages over TCP before and after each task. Neither sets ``TCP_NODELAY``,
 so a task waits 40 ms for a delayed ACK, twice. After each task a worker collects garbage among all of its objects, most
@@ -23,7 +23,7 @@ class Worker(Protocol):
     def __call__(self, sock: socket.socket, authenticated: bool) -> int: ...
 
 
-def tuned(worker: Worker) -> Worker:
+def wrap_worker(worker: Worker) -> Worker:
     """Wrap Spark's function that runs one task; the daemon calls it for each task of a process."""
     is_first = True
 
@@ -50,5 +50,5 @@ def _disable_tcp_delays(sock: socket.socket) -> None:
 
 if __name__ == "__main__":
     tune_malloc()
-    daemon.worker = tuned(daemon.worker)
+    daemon.worker = wrap_worker(daemon.worker)
     daemon.manager()

@@ -1,6 +1,6 @@
-"""The tables that the pipeline makes, read with SQL, without Spark and without a JVM."""
+"""Read the pipeline's tables with SQL, without Spark and without a JVM."""
 
+from himalia.tables.delta_tables import Tables
 from himalia.tables.result import Result
-from himalia.tables.tables import Tables
 
 __all__ = ["Result", "Tables"]

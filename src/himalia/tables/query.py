@@ -1,4 +1,4 @@
-"""What the engine is asked, as SQL: made of parts that cannot become more than a query."""
+"""SQL for the engine: statements that can only read, composed of a caller's parts or checked as a whole."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ORDER = re.compile(r'\s*("?)(?P<column>\w+)\1(?:\s+(?P<direction>asc|desc))?\s*
 
 
 class Statement(NamedTuple):
-    """What the engine is asked. Of its lines, those from ``first`` to ``last`` are what the caller wrote."""
+    """SQL for the engine. The caller wrote its lines ``first`` to ``last``."""
 
     text: str
     first: int
@@ -26,13 +26,13 @@ class Statement(NamedTuple):
 
 
 class Query(NamedTuple):
-    """What to ask, and what shows the engine's plan for it without doing anything."""
+    """A query of a caller, and the statement that returns the engine's plan for it without executing it."""
 
     statement: Statement
     plan: Statement
 
 
-def reading(
+def select_rows(
     table: str,
     known: Sequence[str],
     *,
@@ -42,26 +42,28 @@ def reading(
     columns: Sequence[str] | None = None,
     limit: int | None = None,
 ) -> Statement:
-    """The query for the rows of a table. ``known`` are its columns.
+    """Make the query for the rows of a table. ``known`` are its columns.
 
-    ``where`` is a condition in SQL, ``order`` a list of columns such as ``run_ms desc, started``; without it rows come
-    by ``newest_first``. Whatever ``where`` says, this is one SELECT with its limit: the engine takes a single statement
-    only, what closes the parenthesis early has to open another one for ours, and a comment ends with its line.
+    ``where`` is a condition in SQL, ``order`` a list of columns such as ``run_ms desc, started``; without it rows are
+    ordered by ``newest_first``. Whatever ``where`` contains, this is one SELECT with its limit: the engine accepts only
+    a single statement, text that closes the parenthesis early has to open another one for ours, and a comment ends with
+    its line.
     """
     for column in columns or ():
         _check_column(table, column, known)
-    wanted = ", ".join(quoted(column) for column in columns or known)
-    ordered = _order(table, order, known) if order else newest_first
+    wanted = ", ".join(quote(column) for column in columns or known)
+    ordered = _order_by(table, order, known) if order else newest_first
     return _statement(
-        f"SELECT {wanted} FROM {quoted(table)}",
+        f"SELECT {wanted} FROM {quote(table)}",
         where,
         f"ORDER BY {ordered}" if ordered else "",
         "" if limit is None else f"LIMIT {int(limit)}",
     )
 
 
-def counting(table: str, where: str | None) -> Statement:
-    return _statement(f'SELECT count(*) AS "rows" FROM {quoted(table)}', where)
+def count_rows(table: str, where: str | None) -> Statement:
+    """Make the query for the number of rows of a table."""
+    return _statement(f'SELECT count(*) AS "rows" FROM {quote(table)}', where)
 
 
 def _statement(beginning: str, where: str | None, *end: str) -> Statement:
@@ -70,23 +72,23 @@ def _statement(beginning: str, where: str | None, *end: str) -> Statement:
     return Statement(text, 2, 2 + (where or "").count("\n"))
 
 
-def quoted(name: str) -> str:
+def quote(name: str) -> str:
     escaped = name.replace('"', '""')
     return f'"{escaped}"'
 
 
-def _order(table: str, order: str, known: Sequence[str]) -> str:
+def _order_by(table: str, order: str, known: Sequence[str]) -> str:
     terms = []
     for part in order.split(","):
         found = _ORDER.match(part)
         if found is None:
             raise BadRequest(
-                f"{part.strip()!r} is not an order: name columns, each with asc or desc, as in 'ts desc, topic'"
+                f"{part.strip()!r} is not an order: list columns, each with asc or desc, as in 'ts desc, topic'"
             )
         _check_column(table, found["column"], known)
         direction = (found["direction"] or "asc").upper()
-        # What is unknown comes last either way.
-        terms.append(f"{quoted(found['column'])} {direction} NULLS LAST")
+        # Nulls come last in both directions.
+        terms.append(f"{quote(found['column'])} {direction} NULLS LAST")
     return ", ".join(terms)
 
 
@@ -97,38 +99,38 @@ def _check_column(table: str, column: str, known: Sequence[str]) -> None:
         raise BadRequest(f"{table} has no column {column!r}; {hint}", table=table, column=column)
 
 
-def asking(text: str) -> Query:
-    """A query that was written as a whole. ``BadQuery`` if it does not even begin as one.
+def parse_query(text: str) -> Query:
+    """Parse the beginning of a query that the caller wrote as a whole. Raises ``BadQuery`` if it is no query's.
 
-    The engine would also write files and make tables, and has no option against that. Whether this is a query is for
-    the engine's own planner to say: ``Query.plan`` asks for the plan, in which ``is_query`` looks for its root.
+    The engine can also write files and create tables, and has no option against that. Only its planner can decide
+    whether this is a query: ``Query.plan`` returns the plan, whose first line ``is_query`` checks.
     """
     text = text.strip().removesuffix(";").rstrip()
-    start = _after_comments(text, 0)
-    word = _word(text, start)
+    start = _skip_comments(text, 0)
+    word = _word_at(text, start)
     options: list[str] = []
     if word == "explain":
-        start, options = _explained(text, start + len(word))
-        word = _word(text, start)
+        start, options = _skip_explain(text, start + len(word))
+        word = _word_at(text, start)
     if not text[start:]:
-        raise BadQuery(f"there is no query; write one such as: {EXAMPLE}")
+        raise BadQuery(f"the query is empty; write one such as: {EXAMPLE}")
     if word not in _BEGINNINGS:
         raise not_a_query(text[start:])
-    # What stands before is replaced by blanks, so that places in the engine's errors are those of the text.
+    # The text before it is replaced by blanks, so that positions in the engine's errors are those of the caller's text.
     body = re.sub(r"[^\n]", " ", text[:start]) + text[start:]
     last = 2 + body.count("\n")
-    explain = " ".join(["EXPLAIN", *options]) if options or start > _after_comments(text, 0) else ""
+    explain = " ".join(["EXPLAIN", *options]) if options or start > _skip_comments(text, 0) else ""
     return Query(Statement(f"{explain}\n{body}", 2, last), Statement(f"EXPLAIN VERBOSE\n{body}", 2, last))
 
 
 def is_query(root: str) -> bool:
-    """Whether a plan with this first line only reads: what writes, or changes the session, is always at the root."""
+    """Whether a plan with this first line only reads: an operator that writes or changes the session is the root."""
     return _READING_ROOT.match(root) is not None
 
 
 def not_a_query(text: str) -> BadQuery:
     return BadQuery(
-        f"{_beginning(text)!r} is not a query, and tables are only read here: "
+        f"{_excerpt(text)!r} is not a query; tables are read-only: "
         "begin with SELECT, WITH, VALUES, SHOW, DESCRIBE <table> or EXPLAIN SELECT"
     )
 
@@ -139,41 +141,41 @@ _READING_ROOT = re.compile(
 )
 
 
-def _explained(text: str, at: int) -> tuple[int, list[str]]:
-    """Where the statement begins that EXPLAIN is to explain, and the options before it."""
+def _skip_explain(text: str, at: int) -> tuple[int, list[str]]:
+    """Return where the statement begins that EXPLAIN is to explain, and the options before it."""
     options = []
-    at = _after_comments(text, at)
+    at = _skip_comments(text, at)
     while found := _EXPLAIN_OPTION.match(text, at):
         option = found[0].upper()
-        at = _after_comments(text, found.end())
+        at = _skip_comments(text, found.end())
         if option == "FORMAT":
-            format_name = _word(text, at)
-            at = _after_comments(text, at + len(format_name))
+            format_name = _word_at(text, at)
+            at = _skip_comments(text, at + len(format_name))
             option += f" {format_name}"
         options.append(option)
     return at, options
 
 
-def _word(text: str, at: int) -> str:
+def _word_at(text: str, at: int) -> str:
     found = _WORD.match(text, at)
     return found[0].lower() if found else ""
 
 
-def _after_comments(text: str, at: int) -> int:
-    """The next place that is neither blank nor in a comment; comments in ``/* */`` nest, as they do in the engine."""
+def _skip_comments(text: str, at: int) -> int:
+    """Return the next position outside of blanks and comments; ``/* */`` nest, as they do in the engine."""
     while at < len(text):
         if text[at] in " \t\r\n":
             at += 1
         elif text.startswith("--", at):
-            at = _or_end(text, text.find("\n", at))
+            at = _or_length(text, text.find("\n", at))
         elif text.startswith("/*", at):
-            at = _after_block(text, at)
+            at = _skip_block_comment(text, at)
         else:
             break
     return at
 
 
-def _after_block(text: str, at: int) -> int:
+def _skip_block_comment(text: str, at: int) -> int:
     depth = 0
     for found in re.finditer(r"/\*|\*/", text[at:]):
         depth += 1 if found[0] == "/*" else -1
@@ -182,10 +184,10 @@ def _after_block(text: str, at: int) -> int:
     return len(text)
 
 
-def _or_end(text: str, at: int) -> int:
+def _or_length(text: str, at: int) -> int:
     return len(text) if at < 0 else at
 
 
-def _beginning(text: str) -> str:
+def _excerpt(text: str) -> str:
     line = " ".join(text[:200].split())
     return line if len(line) <= 40 else line[:39] + "…"

@@ -1,4 +1,4 @@
-"""What a query gives: Arrow record batches, values of Python, or rows as JSON has them."""
+"""The result of a query: as Arrow record batches, Python values, or rows for JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from himalia.errors import BadQuery, TableNotFound
-from himalia.tables.errors import FileVanished, translating
+from himalia.tables.errors import FileVanished, translate_errors
 from himalia.tables.query import Statement
 
 if TYPE_CHECKING:
@@ -19,10 +19,10 @@ Execute = Callable[[], "RecordBatchReader"]
 
 
 class Result:
-    """The answer to one query, read once: iterate over its record batches, or take all ``rows()``.
+    """The result of one query. It can be read once: iterate over its record batches, or call ``rows()``.
 
-    Any Arrow library takes it as it is: ``pyarrow.table(result)``, ``polars.DataFrame(result)``. ``execute`` asks the
-    engine; it is called again if the table was rewritten before the first batch was read.
+    Any Arrow library accepts it: ``pyarrow.table(result)``, ``polars.DataFrame(result)``. ``execute`` runs the query in
+    the engine; it is called again if the table was rewritten before the first batch was read.
     """
 
     def __init__(self, execute: Execute, statement: Statement, names: Sequence[str]) -> None:
@@ -32,7 +32,7 @@ class Result:
         self._reader = self._open()
 
     def _open(self) -> RecordBatchReader:
-        with translating(self._statement, self._names):
+        with translate_errors(self._statement, self._names):
             return self._execute()
 
     @property
@@ -53,10 +53,10 @@ class Result:
         try:
             return self._next()
         except FileVanished:
-            raise TableNotFound("the table was rewritten while it was read; ask again") from None
+            raise TableNotFound("the table was rewritten while it was read; repeat the query") from None
 
     def _next(self) -> RecordBatch | None:
-        with translating(self._statement, self._names):
+        with translate_errors(self._statement, self._names):
             try:
                 return self._reader.read_next_batch()
             except StopIteration:
@@ -66,12 +66,12 @@ class Result:
         return self._reader.__arrow_c_stream__(requested_schema)
 
     def rows(self) -> list[dict[str, Any]]:
-        """All rows, as ``rows_of`` makes them."""
+        """Return all rows, as ``rows_of`` does."""
         return [row for batch in self for row in rows_of(batch)]
 
 
 def columns_of(batch: RecordBatch) -> dict[str, list[Any]]:
-    """The values of each column; maps as dictionaries."""
+    """Return the values of each column; maps as dictionaries."""
     names: list[str] = batch.schema.names
     return {name: _values(name, column) for name, column in zip(names, batch.columns, strict=True)}
 
@@ -88,12 +88,12 @@ def _values(name: str, column: Any) -> list[Any]:
 
 
 def rows_of(batch: RecordBatch) -> list[dict[str, Any]]:
-    """Rows as JSON has them: times in ISO 8601, UTC, to the microsecond; maps as objects; no NaN."""
-    columns = {name: [_plain(value) for value in values] for name, values in columns_of(batch).items()}
+    """Return rows for JSON: times in ISO 8601, UTC, to the microsecond; maps as objects; null instead of NaN."""
+    columns = {name: [_to_json(value) for value in values] for name, values in columns_of(batch).items()}
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
-def _plain(value: Any) -> Any:
+def _to_json(value: Any) -> Any:
     match value:
         case None | str() | int():
             return value
@@ -104,11 +104,11 @@ def _plain(value: Any) -> Any:
         case date() | time():
             return value.isoformat()
         case dict():
-            return {str(key): _plain(item) for key, item in value.items()}
+            return {str(key): _to_json(item) for key, item in value.items()}
         case list() if value and isinstance(value[0], tuple):
-            return {str(key): _plain(item) for key, item in value}
+            return {str(key): _to_json(item) for key, item in value}
         case list():
-            return [_plain(item) for item in value]
+            return [_to_json(item) for item in value]
         case Decimal():
             return float(value)
         case timedelta():
@@ -120,5 +120,5 @@ def _plain(value: Any) -> Any:
 
 
 def utc(moment: datetime) -> datetime:
-    """A time in UTC, which is what the engine means by one without a zone too."""
+    """Convert a time to UTC; the engine's times without a zone are in UTC."""
     return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)

@@ -1,7 +1,7 @@
-"""``python -m himalia.tables.worker``: answers questions about tables for a server, in a process of its own.
+"""``python -m himalia.tables.worker``: runs queries for a server, in a separate process.
 
-It reads a line of JSON for each question from its standard input and writes its answer to its standard output: a line
-with ``ok`` and the length of the body, then the body. It ends with its input.
+It reads one line of JSON per request from its standard input and writes the response to its standard output: a line
+with ``ok`` and the length of the body, then the body. It exits at the end of its input.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ import msgspec
 from himalia.errors import ErrorCode, HimaliaError
 from himalia.protocol import ErrorBody
 from himalia.protocol.models import TableList, TableRows
+from himalia.tables.delta_tables import Tables
 from himalia.tables.result import Result, rows_of
-from himalia.tables.tables import Tables
 
 logger = logging.getLogger("himalia.tables")
 
 MEMORY_BYTES_MAX = 512 << 20
-"""By how much a query may let the process grow; the operating system refuses the rest."""
+"""By how much a query may let the process grow; the operating system denies memory beyond that."""
 POOL_BYTES_MAX = 384 << 20
-"""What the engine may use for what it accounts for itself, so that it mostly says so before the system does."""
+"""The limit of the memory that the engine accounts for, so that the engine usually fails before the system does."""
 KEPT_BYTES_MAX = 128 << 20
-"""By how much the process may have grown after an answer; a larger one ends, and the next question has another."""
+"""By how much the process may have grown after a response; a larger one exits, and the next request starts another."""
 THREADS_MAX = 4
 ENGINE = {
     "datafusion.execution.batch_size": "1024",
@@ -39,8 +39,8 @@ ENGINE = {
 NICENESS = 10
 
 
-class Question(msgspec.Struct, frozen=True):
-    """Rows of a table, or with no name what tables there are. Ends after ``time_s``, come what may."""
+class QueryRequest(msgspec.Struct, frozen=True):
+    """A request for rows of a table, or without a name for the list of tables. Aborted after ``time_s``."""
 
     path: str
     name: str | None = None
@@ -52,7 +52,7 @@ class Question(msgspec.Struct, frozen=True):
     time_s: float = 10.0
 
 
-class Head(msgspec.Struct, frozen=True):
+class ResponseHead(msgspec.Struct, frozen=True):
     """The line before a body. If not ``ok``, the body is an ``ErrorBody``. The process exits after the last one."""
 
     ok: bool
@@ -60,26 +60,26 @@ class Head(msgspec.Struct, frozen=True):
     is_last: bool = False
 
 
-def answer(question: Question) -> bytes:
-    """The body of an answer: JSON, bounded in rows and bytes."""
-    tables = Tables(question.path, engine=ENGINE, memory_bytes_max=POOL_BYTES_MAX)
-    if question.name is None:
+def execute(request: QueryRequest) -> bytes:
+    """Run the query and return the body of the response: JSON, limited in rows and bytes."""
+    tables = Tables(request.path, engine=ENGINE, memory_bytes_max=POOL_BYTES_MAX)
+    if request.name is None:
         return msgspec.json.encode(TableList(tables.describe()))
     result = tables.read(
-        question.name,
-        where=question.where,
-        order=question.order,
-        columns=question.columns,
-        # One more than is shown tells whether there are more.
-        limit=question.limit + 1,
+        request.name,
+        where=request.where,
+        order=request.order,
+        columns=request.columns,
+        # One more than is returned, to know whether there are more.
+        limit=request.limit + 1,
     )
-    rows, truncated = _bounded(result, question.limit, question.bytes_max)
-    # Rows are encoded one by one, to bound their size, and are not decoded again.
-    return msgspec.json.encode(TableRows(question.name, result.schema.names, rows, truncated))
+    rows, truncated = _limit_rows(result, request.limit, request.bytes_max)
+    # Rows are encoded one by one, to limit their size, and are not decoded again.
+    return msgspec.json.encode(TableRows(request.name, result.schema.names, rows, truncated))
 
 
-def _bounded(result: Result, limit: int, bytes_max: int) -> tuple[list[Any], bool]:
-    """Rows as JSON up to the limits, and whether there were more."""
+def _limit_rows(result: Result, limit: int, bytes_max: int) -> tuple[list[Any], bool]:
+    """Return rows as JSON up to the limits, and whether there are more."""
     rows: list[Any] = []
     size = 0
     for batch in result:
@@ -93,27 +93,27 @@ def _bounded(result: Result, limit: int, bytes_max: int) -> tuple[list[Any], boo
 
 
 def main() -> None:
-    # The server decides when to end, also on Ctrl-C; and whoever serves messages goes before whoever counts them.
+    # The server ends this process, also on Ctrl-C.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Serving messages has priority over queries.
     os.nice(NICENESS)
     sink = sys.stdout.buffer
     at_rest = limit_memory()
     for line in sys.stdin.buffer:
-        if _respond(line, sink, at_rest):
+        if _handle(line, sink, at_rest):
             return
 
 
 def limit_memory() -> int:
-    """Have the operating system bound what queries may take. Returns the size of the process at rest.
+    """Let the operating system limit the memory of queries. Returns the resident size of the idle process.
 
-    Linux only: elsewhere the limit either is not enforced or counts what is merely reserved.
+    Linux only: elsewhere the limit is either not enforced, or includes memory that is only reserved.
     """
     with contextlib.suppress(ImportError):
         from deltalake import QueryBuilder
 
-        QueryBuilder(ENGINE).execute(
-            "SELECT 1"
-        ).read_all()  # its threads, with their stacks, are part of the rest
+        # Starts its threads, whose stacks are part of the idle process.
+        QueryBuilder(ENGINE).execute("SELECT 1").read_all()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     memory = process_memory()
     if memory is None:
@@ -124,14 +124,14 @@ def limit_memory() -> int:
 
 
 class ProcessMemory(NamedTuple):
-    """What RLIMIT_DATA counts, and what is in memory."""
+    """The size that RLIMIT_DATA limits, and the resident size."""
 
     data_bytes: int
     resident_bytes: int
 
 
 def process_memory() -> ProcessMemory | None:
-    """Of this process; ``None`` where the system does not tell."""
+    """Read the memory of this process; ``None`` where the system does not report it."""
     try:
         fields = Path("/proc/self/statm").read_bytes().split()
     except OSError:
@@ -140,29 +140,31 @@ def process_memory() -> ProcessMemory | None:
     return ProcessMemory(int(fields[5]) * page, int(fields[1]) * page)
 
 
-def _respond(line: bytes, sink: BinaryIO, at_rest: int) -> bool:
-    """Answer a question; says whether that was the last answer."""
+def _handle(line: bytes, sink: BinaryIO, at_rest: int) -> bool:
+    """Respond to a request; return whether this was the last response."""
     ok = True
     try:
-        question = msgspec.json.decode(line, type=Question)
-        # Ends the process in the middle of whatever it does, should the server be gone that would have ended it.
-        signal.setitimer(signal.ITIMER_REAL, question.time_s + 5)
-        body = answer(question)
+        request = msgspec.json.decode(line, type=QueryRequest)
+        # The server ends a query that takes too long; this ends it if the server is gone.
+        signal.setitimer(signal.ITIMER_REAL, request.time_s + 5)
+        body = execute(request)
     except HimaliaError as error:
         ok, body = False, msgspec.json.encode(ErrorBody(error.code, error.message))
     except MemoryError:
-        told = ErrorBody(
-            ErrorCode.QUERY_TOO_LARGE, "the query needs more memory than it may have; ask for fewer rows"
+        failure = ErrorBody(
+            ErrorCode.QUERY_TOO_LARGE, "the query needs more memory than it may have; request fewer rows"
         )
-        ok, body = False, msgspec.json.encode(told)
+        ok, body = False, msgspec.json.encode(failure)
     except Exception:
-        logger.exception("reading tables failed")
-        told = ErrorBody(ErrorCode.INTERNAL, "reading tables failed; the server's log says why")
-        ok, body = False, msgspec.json.encode(told)
+        logger.exception("a query failed")
+        failure = ErrorBody(
+            ErrorCode.INTERNAL, "the query failed with an internal error; see the server's log"
+        )
+        ok, body = False, msgspec.json.encode(failure)
     signal.setitimer(signal.ITIMER_REAL, 0)
     memory = process_memory()
     is_last = memory is not None and memory.resident_bytes - at_rest > KEPT_BYTES_MAX
-    sink.write(msgspec.json.encode(Head(ok, len(body), is_last)) + b"\n" + body)
+    sink.write(msgspec.json.encode(ResponseHead(ok, len(body), is_last)) + b"\n" + body)
     sink.flush()
     return is_last
 

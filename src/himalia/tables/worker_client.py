@@ -1,4 +1,4 @@
-"""The server's side of ``himalia.tables.worker``: ask it, and end it if it takes too long."""
+"""The server's side of ``himalia.tables.worker``: send it requests, and kill it if a query takes too long."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import msgspec
 
 from himalia.errors import HimaliaError, InternalError, QueryTooLarge
 from himalia.protocol import ErrorBody
-from himalia.tables.worker import THREADS_MAX, Head, Question
+from himalia.tables.worker import THREADS_MAX, QueryRequest, ResponseHead
 
 COMMAND = [sys.executable, "-P", "-m", "himalia.tables.worker"]
 ENVIRONMENT = {"TOKIO_WORKER_THREADS": str(THREADS_MAX), "RUST_BACKTRACE": "0"}
@@ -22,76 +22,76 @@ STOP_WITHIN_S = 5.0
 
 
 class QueryProcess:
-    """Answers one question at a time, in a process that is started when it is needed.
+    """Runs one query at a time, in a process that is started when it is needed.
 
-    The engine cannot be stopped in the middle of a query, and takes what memory and processors there are: so that no
-    query can hurt whoever asks for it, it runs in a process that can be ended. ``ask`` blocks; call it in a thread.
+    The engine cannot be stopped in the middle of a query, and may use all memory and all cores: it runs in a process
+    that can be limited and killed, so that no query can harm the server. ``run`` blocks; call it in a thread.
     """
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
 
-    def ask(self, question: Question) -> bytes:
-        """The body of the answer. Raises what the worker raises, or ``QueryTooLarge`` when its time is over."""
-        deadline = time.monotonic() + question.time_s
-        head, body = self._ask(question, deadline)
+    def run(self, request: QueryRequest) -> bytes:
+        """Return the body of the response. Raises the worker's error, or ``QueryTooLarge`` when the time is over."""
+        deadline = time.monotonic() + request.time_s
+        head, body = self._exchange(request, deadline)
         if head.is_last:
-            self._ended()
+            self._reap()
         if not head.ok:
-            told = msgspec.json.decode(body, type=ErrorBody)
-            raise HimaliaError.from_code(told.code, told.message)
+            failure = msgspec.json.decode(body, type=ErrorBody)
+            raise HimaliaError.from_code(failure.code, failure.message)
         return body
 
     def kill(self) -> None:
-        """End the process while another thread asks it, which then fails."""
+        """Kill the process; a query that another thread runs fails."""
         if self._process is not None:
             self._process.kill()
 
     def close(self) -> None:
-        """End the process, whatever it does."""
+        """Kill the process and wait for it."""
         self.kill()
-        self._ended()
+        self._reap()
 
-    def _ended(self) -> int:
-        """Wait for the process, which is at its end, and tidy up. Returns its exit code; below 0 it was a signal."""
+    def _reap(self) -> int:
+        """Wait for the process, which is exiting. Returns its exit code; below 0 it was killed by a signal."""
         process, self._process = self._process, None
         if process is None:
             return 0
         code = process.wait(STOP_WITHIN_S)
         for pipe in (process.stdin, process.stdout):
             assert pipe is not None
-            with suppress(BrokenPipeError):  # a question that it did not take
+            with suppress(BrokenPipeError):  # a request that it did not read
                 pipe.close()
         return code
 
-    def _ask(self, question: Question, deadline: float) -> tuple[Head, bytes]:
+    def _exchange(self, request: QueryRequest, deadline: float) -> tuple[ResponseHead, bytes]:
         if self._process is None:
             self._process = subprocess.Popen(
                 COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **ENVIRONMENT}
             )
         assert self._process.stdin is not None
         try:
-            self._process.stdin.write(msgspec.json.encode(question) + b"\n")
+            self._process.stdin.write(msgspec.json.encode(request) + b"\n")
             self._process.stdin.flush()
             return self._receive(deadline)
         except TimeoutError:
             self.close()
             raise QueryTooLarge(
-                f"the query took longer than {question.time_s:g} s; ask for fewer rows, or a shorter time"
+                f"the query took longer than {request.time_s:g} s; request fewer rows, or a shorter time range"
             ) from None
         except (BrokenPipeError, EOFError):
-            if self._ended() < 0:
+            if self._reap() < 0:
                 raise QueryTooLarge(
-                    "the query needs more memory than it may have; ask for fewer rows"
+                    "the query needs more memory than it may have; request fewer rows"
                 ) from None
-            raise InternalError("the process that reads tables ended; the server's log says why") from None
+            raise InternalError("the query process exited unexpectedly; see the server's log") from None
 
-    def _receive(self, deadline: float) -> tuple[Head, bytes]:
+    def _receive(self, deadline: float) -> tuple[ResponseHead, bytes]:
         received = bytearray()
         while b"\n" not in received:
             received += self._read(deadline)
         line, _, body = bytes(received).partition(b"\n")
-        head = msgspec.json.decode(line, type=Head)
+        head = msgspec.json.decode(line, type=ResponseHead)
         pieces, missing = [body], head.bytes - len(body)
         while missing > 0:
             pieces.append(self._read(deadline))
@@ -99,15 +99,15 @@ class QueryProcess:
         return head, b"".join(pieces)
 
     def _read(self, deadline: float) -> bytes:
-        """What comes next. ``TimeoutError`` at the deadline, ``EOFError`` if the process has ended."""
+        """Return the next bytes. Raises ``TimeoutError`` at the deadline, ``EOFError`` if the process has exited."""
         assert self._process is not None and self._process.stdout is not None
         pipe = self._process.stdout.fileno()
-        # Not select, which knows no descriptor above 1023: a server has thousands.
+        # Not select, which supports no descriptor above 1023: a server has thousands.
         poll = select.poll()
         poll.register(pipe, select.POLLIN)
         if not poll.poll(max(deadline - time.monotonic(), 0) * 1000):
             raise TimeoutError
-        # Past the pipe's own buffer, of which poll knows nothing.
+        # Bypasses Python's buffer of the pipe, which poll does not see.
         if not (data := os.read(pipe, CHUNK_BYTES)):
             raise EOFError
         return data

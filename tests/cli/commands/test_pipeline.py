@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from himalia.client import SyncClient
-from himalia.spark.delta.lock import locked
+from himalia.spark.delta.lock import warehouse_lock
 from himalia.tables import Tables
 from himalia.tables.catalog import CATALOG
 from tests.cli.command import RunningCommand, assert_sentence, himalia
@@ -339,7 +339,7 @@ def test_forgetting_asks_first(own: Path, typed: str, left: int, code: int) -> N
 
 def test_forgetting_while_the_pipeline_runs(own: Path) -> None:
     """It is refused, and says who runs."""
-    with locked(own):
+    with warehouse_lock(own):
         done = himalia("pipeline", "forget", "--where", "true", "--yes")
     assert_sentence(done, 1, "is in use by process")
     assert Tables(own).count("messages") == 30

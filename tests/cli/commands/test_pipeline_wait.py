@@ -59,7 +59,7 @@ def test_a_pipeline_that_does_not_get_there_is_named(
 READ_AND_EXIT = """
 import sys
 from deltalake import DeltaTable
-from himalia.tables.tables import read_positions
+from himalia.tables.delta_tables import read_positions
 assert read_positions(DeltaTable(sys.argv[1]))
 """
 

@@ -20,10 +20,10 @@ from himalia.errors import BadRequest, ConnectionFailed
 from himalia.spark.connector.address import ServerAddress, resolve_address
 from himalia.spark.connector.errors import HIDE_TRACEBACK, hide_traceback
 from himalia.spark.connector.http import ServerConnection
-from himalia.spark.connector.options import write_options
-from himalia.spark.connector.planning import OffsetRange, TopicExtent
+from himalia.spark.connector.offset_ranges import OffsetRange, TopicExtent
+from himalia.spark.connector.options import parse_write_options
 from himalia.spark.connector.read import BatchReader, RangesPartition
-from himalia.spark.connector.topics import offsets_at
+from himalia.spark.connector.topics import fetch_offsets_at
 from himalia.spark.connector.write import write_rows
 from himalia.spark.package import write_package
 from tests.servers import RunningServer
@@ -230,11 +230,11 @@ def test_an_answer_of_another_server_is_told(body: bytes) -> None:
         with pytest.raises(ConnectionFailed, match=told):
             reader.partitions()
         with pytest.raises(ConnectionFailed, match=told), ServerConnection(address) as connection:
-            offsets_at(connection, [TopicExtent("x", "e", 0, 1)], datetime.now(UTC))
+            fetch_offsets_at(connection, [TopicExtent("x", "e", 0, 1)], datetime.now(UTC))
         with pytest.raises(ConnectionFailed, match=told):
             list(reader.read(RangesPartition(address, [OffsetRange("x", "e", 0, 1)])))
         with pytest.raises(ConnectionFailed, match=told):
-            write_rows(rows, address, write_options({"topic": "x", "retrySeconds": "0"}), "job", 0)
+            write_rows(rows, address, parse_write_options({"topic": "x", "retrySeconds": "0"}), "job", 0)
 
 
 def test_only_a_worker_hides_its_frames() -> None:

@@ -20,7 +20,7 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
-from himalia.spark.connector.planning import PushedBounds, extract_bounds
+from himalia.spark.connector.offset_ranges import PushedBounds, extract_bounds
 
 NOON = datetime(2026, 11, 16, 12, tzinfo=UTC)
 TICK = timedelta(microseconds=1)

@@ -8,17 +8,25 @@ from datetime import UTC, datetime
 import pytest
 
 from himalia.errors import BadRequest
-from himalia.spark.connector.options import BODIES_MAX, SEQUENCE_MAX, OffsetSpec, read_options, write_options
+from himalia.spark.connector.options import (
+    BODIES_MAX,
+    SEQUENCE_MAX,
+    OffsetSpec,
+    parse_read_options,
+    parse_write_options,
+)
 
 
 def test_names_are_compared_without_their_case() -> None:
-    options = read_options({"SUBSCRIBE": "orders", "startingoffsets": "earliest", "FailOnDataLoss": "FALSE"})
+    options = parse_read_options(
+        {"SUBSCRIBE": "orders", "startingoffsets": "earliest", "FailOnDataLoss": "FALSE"}
+    )
     assert options.names == ("orders",)
     assert not options.fails_on_data_loss
 
 
 def test_topics_and_patterns_are_listed_by_commas() -> None:
-    options = read_options({"subscribe": " orders, payments ,", "subscribePattern": "kernels.>,a.*"})
+    options = parse_read_options({"subscribe": " orders, payments ,", "subscribePattern": "kernels.>,a.*"})
     assert options.names == ("orders", "payments")
     assert options.patterns == ("kernels.>", "a.*")
 
@@ -38,7 +46,7 @@ def test_topics_and_patterns_are_listed_by_commas() -> None:
 )
 def test_offsets_are_words_or_json(text: str, at: OffsetSpec) -> None:
     """A topic that the JSON leaves out starts at its earliest record."""
-    starting = read_options({"subscribe": "orders", "startingOffsets": text}).starting
+    starting = parse_read_options({"subscribe": "orders", "startingOffsets": text}).starting
     assert starting is not None
     assert starting.of("orders") == at
 
@@ -47,7 +55,7 @@ def test_ten_thousand_topics_have_offsets() -> None:
     """The pipeline names every topic that it reads."""
     names = [f"kernels.{number}" for number in range(10_000)]
     by_topic = ",".join(f'"{name}": {{"offset": {i}, "epoch": "e"}}' for i, name in enumerate(names))
-    options = read_options({"subscribe": ",".join(names), "startingOffsets": f"{{{by_topic}}}"})
+    options = parse_read_options({"subscribe": ",".join(names), "startingOffsets": f"{{{by_topic}}}"})
     assert len(options.names) == 10_000
     assert options.starting is not None
     assert options.starting.of("kernels.77") == OffsetSpec(77, "e")
@@ -63,7 +71,7 @@ def test_ten_thousand_topics_have_offsets() -> None:
     ],
 )
 def test_a_time_is_iso_8601_or_milliseconds(text: str, moment: datetime) -> None:
-    assert read_options({"subscribe": "orders", "startingTimestamp": text}).since == moment
+    assert parse_read_options({"subscribe": "orders", "startingTimestamp": text}).since == moment
 
 
 @pytest.mark.parametrize(
@@ -101,24 +109,26 @@ def test_what_is_wrong_is_told_in_a_sentence(given: dict[str, str], told: str) -
     if given and not any(name.startswith("subscr") for name in given):
         given = {"subscribe": "orders", **given}
     with pytest.raises(BadRequest, match=re.escape(told)):
-        read_options(given)
+        parse_read_options(given)
 
 
 def test_writing_has_options_of_its_own() -> None:
-    options = write_options({"topic": "orders", "checkpointLocation": "/tmp/x", "valueFormat": "string"})
+    options = parse_write_options(
+        {"topic": "orders", "checkpointLocation": "/tmp/x", "valueFormat": "string"}
+    )
     assert options.topic == "orders"
     assert not options.is_json
     with pytest.raises(BadRequest, match="'subscribe' is not an option for writing topics"):
-        write_options({"subscribe": "orders"})
+        parse_write_options({"subscribe": "orders"})
     with pytest.raises(BadRequest, match="valueFormat is json or string, not 'xml'"):
-        write_options({"valueFormat": "xml"})
+        parse_write_options({"valueFormat": "xml"})
 
 
 def test_a_sequence_is_one_that_the_server_can_store() -> None:
     """With the numbers of all bodies that a task may send: 63 bits. A date fits, a time to the second does not."""
-    assert write_options({"sequence": str(SEQUENCE_MAX)}).sequence == SEQUENCE_MAX
+    assert parse_write_options({"sequence": str(SEQUENCE_MAX)}).sequence == SEQUENCE_MAX
     assert SEQUENCE_MAX * BODIES_MAX + BODIES_MAX - 1 == (1 << 63) - 1
     for number in (str(SEQUENCE_MAX + 1), "20261116093000"):
         told = f"option sequence is a whole number from 0 to {SEQUENCE_MAX}, not '{number}'"
         with pytest.raises(BadRequest, match=told):
-            write_options({"sequence": number})
+            parse_write_options({"sequence": number})

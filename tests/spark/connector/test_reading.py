@@ -21,7 +21,7 @@ from pyspark.sql.types import _parse_datatype_string
 from himalia.errors import ConnectionFailed, DataLost, TopicNotFound, Unauthorized
 from himalia.spark.connector.address import ServerAddress
 from himalia.spark.connector.http import ServerConnection
-from himalia.spark.connector.planning import OffsetRange
+from himalia.spark.connector.offset_ranges import OffsetRange
 from himalia.spark.connector.read import (
     ARROW_SCHEMA,
     READ_SCHEMA,

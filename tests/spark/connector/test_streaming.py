@@ -18,7 +18,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from himalia.errors import BadRequest, ConnectionFailed, DataLost, TopicNotFound
 from himalia.settings import Settings
-from himalia.spark.connector.planning import OffsetRange
+from himalia.spark.connector.offset_ranges import OffsetRange
 from himalia.spark.connector.read import RangesPartition
 from himalia.spark.connector.stream import StreamReader
 from tests.servers import DEADLINE_S, RunningServer

@@ -17,7 +17,7 @@ from pyspark.sql.types import DataType, LongType, MapType, StringType, StructFie
 
 from himalia.errors import BadRequest, Forbidden, TopicNotFound
 from himalia.spark.connector.address import ServerAddress
-from himalia.spark.connector.options import write_options
+from himalia.spark.connector.options import parse_write_options
 from himalia.spark.connector.write import BatchWriter, StreamWriter, check_columns, encode_rows, write_rows
 from tests.servers import RunningServer
 from tests.spark.conftest import QUICK
@@ -43,7 +43,7 @@ def batch_of(**columns: list[Any]) -> pa.RecordBatch:
 
 
 def line_of(value: str | None, **options: str) -> Any:
-    [(topic, line)] = encode_rows(batch_of(value=[value]), write_options({"topic": "t", **options}))
+    [(topic, line)] = encode_rows(batch_of(value=[value]), parse_write_options({"topic": "t", **options}))
     assert topic == "t"
     assert line.endswith(b"\n")
     assert line.count(b"\n") == 1
@@ -87,7 +87,7 @@ def test_ids_and_headers_go_along_where_there_are_any() -> None:
         headers=[[("x", "y"), ("n", None)], None],
         value=["1", "2"],
     )
-    first, second = encode_rows(batch, write_options({}))
+    first, second = encode_rows(batch, parse_write_options({}))
     assert first[0] == "a"
     assert json.loads(first[1]) == {
         "payload": 1,
@@ -96,9 +96,9 @@ def test_ids_and_headers_go_along_where_there_are_any() -> None:
     }
     assert (second[0], json.loads(second[1])) == ("b", {"payload": 2})
     with pytest.raises(BadRequest, match="a row has no topic"):
-        list(encode_rows(batch_of(topic=[None], value=["1"]), write_options({})))
+        list(encode_rows(batch_of(topic=[None], value=["1"]), parse_write_options({})))
     # As in the Kafka sink, the option goes before the column.
-    assert [topic for topic, _ in encode_rows(batch, write_options({"topic": "c"}))] == ["c", "c"]
+    assert [topic for topic, _ in encode_rows(batch, parse_write_options({"topic": "c"}))] == ["c", "c"]
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_ids_and_headers_go_along_where_there_are_any() -> None:
 def test_columns_that_are_no_messages_are_refused(schema: StructType, told: str) -> None:
     """On the driver, before anything is written."""
     with pytest.raises(BadRequest, match=told):
-        check_columns(schema, write_options({}))
+        check_columns(schema, parse_write_options({}))
 
 
 def test_what_was_read_can_be_written() -> None:
@@ -128,13 +128,13 @@ def test_what_was_read_can_be_written() -> None:
     read = columns(
         topic=TEXT, offset=NUMBER, timestamp=TIME, id=TEXT, headers=MapType(TEXT, TEXT), value=TEXT
     )
-    check_columns(read, write_options({}))
+    check_columns(read, parse_write_options({}))
 
 
 def test_a_task_that_is_run_again_repeats_nothing(server: RunningServer) -> None:
     """However often and however late; a batch with a later number is another."""
     server.create("once")
-    address, options = ServerAddress(server.url, server.token), write_options({"topic": "once"})
+    address, options = ServerAddress(server.url, server.token), parse_write_options({"topic": "once"})
     batches = [batch_of(value=["1", "2"]), batch_of(value=["3"])]
     for _ in range(3):
         assert write_rows(iter(batches), address, options, "job-0", 7).rows == 3
@@ -152,7 +152,7 @@ def test_rows_that_are_taken_for_a_repeat_of_others_are_told(
     server.create("counted")
     address, options = (
         ServerAddress(server.url, server.token),
-        write_options({"topic": "counted", "bytesPerPost": "40"}),
+        parse_write_options({"topic": "counted", "bytesPerPost": "40"}),
     )
     rows = batch_of(value=[str(number) for number in range(10)])
     for batch in (0, 1, 1):
@@ -171,7 +171,9 @@ def test_a_topic_of_a_row_has_to_be_a_name(server: RunningServer) -> None:
         ("a/b", "column 'topic': 'a/b' is not a topic name"),
     ):
         with pytest.raises(BadRequest, match=told):
-            write_rows(iter([batch_of(topic=[topic], value=["1"])]), address, write_options({}), "job", 0)
+            write_rows(
+                iter([batch_of(topic=[topic], value=["1"])]), address, parse_write_options({}), "job", 0
+            )
 
 
 def test_a_long_task_is_cut_into_bodies(server: RunningServer) -> None:
@@ -180,7 +182,7 @@ def test_a_long_task_is_cut_into_bodies(server: RunningServer) -> None:
         server.create(topic)
     numbers = [str(number) for number in range(200)]
     topics = ["long.a" if number % 3 else "long.b" for number in range(200)]
-    options = write_options({"bytesPerPost": "100"})
+    options = parse_write_options({"bytesPerPost": "100"})
     address = ServerAddress(server.url, server.token)
 
     def fail_later() -> Any:
@@ -204,7 +206,9 @@ def test_an_answer_that_is_lost_repeats_nothing(server: RunningServer) -> None:
     server.create("answer")
     with cutting(server.url, 0, 10) as proxy:
         address = ServerAddress(proxy.url, server.token)
-        write_rows(iter([batch_of(value=["1", "2"])]), address, write_options({"topic": "answer"}), "job", 0)
+        write_rows(
+            iter([batch_of(value=["1", "2"])]), address, parse_write_options({"topic": "answer"}), "job", 0
+        )
         assert proxy.cuts == []
     assert payloads_in(server, "answer") == [1, 2]
 
@@ -213,11 +217,13 @@ def test_what_the_server_refuses_is_told(server: RunningServer) -> None:
     address = ServerAddress(server.url, server.token)
     for topic, error in (("kernels.mine", Forbidden), ("missing", TopicNotFound)):
         with pytest.raises(error):
-            write_rows(iter([batch_of(value=["1"])]), address, write_options({"topic": topic}), "job", 0)
+            write_rows(
+                iter([batch_of(value=["1"])]), address, parse_write_options({"topic": topic}), "job", 0
+            )
     server.create("ids")
     with pytest.raises(BadRequest, match=r"line 1: .*UUID"):
         write_rows(
-            iter([batch_of(id=["x"], value=["1"])]), address, write_options({"topic": "ids"}), "job", 0
+            iter([batch_of(id=["x"], value=["1"])]), address, parse_write_options({"topic": "ids"}), "job", 0
         )
 
 

@@ -18,7 +18,8 @@ from pyspark.sql.types import StructType
 
 from himalia.errors import ConfigurationError
 from himalia.spark.delta.maintenance import compact, vacuum
-from himalia.spark.delta.table import STAGING, Table
+from himalia.spark.delta.staging import STAGING
+from himalia.spark.delta.table import Table
 
 COLUMNS = """
     topic string, offset bigint, ts timestamp, headers map<string,string>, types array<string>,
@@ -65,7 +66,7 @@ def table(tmp_path: Path, schema: StructType) -> Table:
 
 
 def add(table: Table, batch: int, *offsets: int, **options: Any) -> None:
-    table.commit(batch, table.stage_local(rows(*offsets, **options), batch))
+    table.commit(batch, table.staging.write_rows(rows(*offsets, **options), batch))
 
 
 def offsets(table: Table) -> list[int]:
@@ -85,7 +86,7 @@ def as_dicts(given: Sequence[pa.Table]) -> list[dict[str, Any]]:
 def test_what_executors_wrote_is_there_after_the_commit(spark: SparkSession, table: Table) -> None:
     """Not before, all at once, and with the partition columns, which are not in the files."""
     given = [rows(1, 2), rows(3, is_running=True), rows(4, 5, day=17)]
-    staged = table.stage(spark.createDataFrame(pa.concat_tables(given)).coalesce(1), 1)
+    staged = table.staging.write_frame(spark.createDataFrame(pa.concat_tables(given)).coalesce(1), 1)
     assert (offsets(table), staged.rows) == ([], 5)
     table.commit(1, staged)
     assert offsets(table) == [1, 2, 3, 4, 5]
@@ -108,23 +109,23 @@ def test_a_file_that_nobody_names_is_not_taken(table: Table) -> None:
             parquet.write_table(rows(number).drop_columns(["is_running", "date"]), file)
         return files[1:]
 
-    table.commit(1, table.stage_files(write, 1))
+    table.commit(1, table.staging.write_files(write, 1))
     assert offsets(table) == [1]
     assert len(list(table.path.rglob("*.parquet"))) == 1
 
 
 def test_what_the_driver_wrote_is_no_different(spark: SparkSession, table: Table) -> None:
     given = [rows(1, 2), rows(3, is_running=True), rows(4, 5, day=17)]
-    table.commit(1, table.stage_local(pa.concat_tables(given), 1))
+    table.commit(1, table.staging.write_rows(pa.concat_tables(given), 1))
     assert in_order(table.rows(spark)) == as_dicts(given)
     assert len(table.files()) == 3
 
 
 def test_no_rows_are_no_files(spark: SparkSession, table: Table) -> None:
-    nothing = table.stage(table.rows(spark), 1)
+    nothing = table.staging.write_frame(table.rows(spark), 1)
     assert (list(nothing.files), nothing.rows) == ([], 0)
     table.commit(1, nothing)
-    table.commit(2, table.stage_local(rows(), 2))
+    table.commit(2, table.staging.write_rows(rows(), 2))
     assert (table.batch, table.files(), table.rows(spark).count()) == (2, [], 0)
 
 
@@ -132,18 +133,18 @@ def test_partitions_are_replaced_and_others_added_in_one_step(table: Table) -> N
     add(table, 1, 1, 2)
     add(table, 2, 3, 4, is_running=True)
     version = table.delta.version()
-    staged = table.stage_local(pa.concat_tables([rows(3), rows(5, is_running=True, day=17)]), 3)
+    staged = table.staging.write_rows(pa.concat_tables([rows(3), rows(5, is_running=True, day=17)]), 3)
     table.commit(3, staged, replacing=[("is_running", "=", "true")])
     assert offsets(table) == [1, 2, 3, 5]
     assert table.delta.version() == version + 1
-    table.commit(4, table.stage_local(rows(9), 4), replacing_all=True)
+    table.commit(4, table.staging.write_rows(rows(9), 4), replacing_all=True)
     assert offsets(table) == [9]
 
 
 def test_the_batch_is_known_to_who_opens_the_table_later(table: Table, schema: StructType) -> None:
     """Also what its commit was given."""
     assert table.batch == 0
-    table.commit(7, table.stage_local(rows(1), 7), metadata={"plan": "[1, 2]"})
+    table.commit(7, table.staging.write_rows(rows(1), 7), metadata={"plan": "[1, 2]"})
     again = Table(table.path, schema, PARTITION_BY)
     assert again.batch == 7
     assert again.id == table.id
@@ -155,7 +156,7 @@ def test_the_batch_is_known_to_who_opens_the_table_later(table: Table, schema: S
 def test_a_batch_is_committed_once(table: Table, schema: StructType) -> None:
     """Two that both believe it is their turn cannot both succeed."""
     other = Table(table.path, schema, PARTITION_BY)
-    staged = other.stage_local(rows(1), 1)
+    staged = other.staging.write_rows(rows(1), 1)
     add(table, 1, 1)
     with pytest.raises(Exception, match="ransaction"):
         other.commit(1, staged)
@@ -167,8 +168,8 @@ def test_what_was_not_committed_is_cleared_away(
 ) -> None:
     """A run that was killed leaves files behind; the next one removes them, and only them."""
     add(table, 1, 1)
-    table.stage(spark.createDataFrame(rows(2)), 2)
-    table.stage_local(rows(3), 2)
+    table.staging.write_frame(spark.createDataFrame(rows(2)), 2)
+    table.staging.write_rows(rows(3), 2)
     half_written = table.path / STAGING / "batch-000000002-x" / "_temporary" / "part-0.parquet"
     half_written.parent.mkdir(parents=True)
     half_written.touch()
@@ -230,7 +231,7 @@ def test_duckdb_and_polars_read_what_spark_reads(spark: SparkSession, table: Tab
     """After a compaction too, which writes some of the files anew, by other hands."""
     for batch, day in enumerate((16, 16, 17), start=1):
         add(table, batch, 2 * batch, 2 * batch + 1, day=day)
-    table.commit(4, table.stage(spark.createDataFrame(rows(9, is_running=True)), 4))
+    table.commit(4, table.staging.write_frame(spark.createDataFrame(rows(9, is_running=True)), 4))
     compact(table, 1_000_000)
     columns = ["topic", "offset", "ts", "types", "is_running", "date"]
     expected = [
@@ -250,7 +251,7 @@ def test_a_column_that_is_new_is_added(spark: SparkSession, tmp_path: Path, sche
     old = Table(
         tmp_path / "table", StructType([field for field in schema if field.name != "types"]), PARTITION_BY
     )
-    old.commit(1, old.stage_local(rows(1).drop_columns(["types"]), 1))
+    old.commit(1, old.staging.write_rows(rows(1).drop_columns(["types"]), 1))
     new = Table(old.path, schema, PARTITION_BY)
     add(new, 2, 3)
     assert [row["types"] for row in in_order(new.rows(spark))] == [None, ["text/plain"]]

@@ -10,7 +10,7 @@ import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from himalia.errors import BadQuery, WarehouseLocked, WarehouseNotFound
-from himalia.spark.delta.lock import locked
+from himalia.spark.delta.lock import warehouse_lock
 from himalia.spark.delta.table import APPLICATION
 from himalia.spark.pipeline.erase import erase_rows
 
@@ -101,7 +101,7 @@ def test_a_wrong_condition_is_told_and_erases_nothing(filled: Path, where: str, 
 
 
 def test_not_while_the_pipeline_runs(filled: Path) -> None:
-    with locked(filled), pytest.raises(WarehouseLocked):
+    with warehouse_lock(filled), pytest.raises(WarehouseLocked):
         erase_rows(filled, "topic = 'orders'")
 
 

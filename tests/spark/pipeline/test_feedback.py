@@ -13,7 +13,7 @@ import pytest
 
 from himalia.record import Position
 from himalia.spark.pipeline import feedback as module
-from himalia.spark.pipeline.feedback import Feedback, rows_with_keys
+from himalia.spark.pipeline.feedback import Feedback, select_by_keys
 from himalia.spark.pipeline.server_client import ServerClient
 from tests.server.identity.credentials import write_keys
 from tests.servers import RunningServer
@@ -56,7 +56,7 @@ def stored(server: RunningServer, topic: str) -> list[Any]:
 def test_rows_are_chosen_by_their_keys() -> None:
     rows = activity(("a", 0, 1), ("a", 1, 2), ("b", 0, 3))
     touched = activity(("a", 1, 0), ("b", 0, 0)).select(["topic", "minute"])
-    assert rows_with_keys(rows, touched)["messages"].to_pylist() == [2, 3]
+    assert select_by_keys(rows, touched)["messages"].to_pylist() == [2, 3]
 
 
 def test_a_row_is_published_as_json(connected: ServerClient, server: RunningServer) -> None:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from himalia.spark.connector.planning import OffsetRange, TopicExtent
-from himalia.spark.pipeline.plan import Plan, backlog_of, cap_ends, is_selected, plan_batch
+from himalia.spark.connector.offset_ranges import OffsetRange, TopicExtent
+from himalia.spark.pipeline.plan import Plan, cap_ends, compute_backlog, is_selected, plan_batch
 
 ENOUGH = 10**9
 
@@ -44,26 +44,26 @@ def test_own_topics_are_read_only_by_name(topic: str, patterns: list[str], expec
 
 
 def test_a_batch_begins_where_the_last_ended() -> None:
-    backlog = backlog_of([TopicExtent("orders", "e1", 0, 100)], {("orders", "e1"): 40})
+    backlog = compute_backlog([TopicExtent("orders", "e1", 0, 100)], {("orders", "e1"): 40})
     assert plan_batch(backlog, records_max=ENOUGH, bytes_max=ENOUGH).ranges == [
         OffsetRange("orders", "e1", 40, 100)
     ]
 
 
 def test_nothing_new_is_no_batch() -> None:
-    backlog = backlog_of([TopicExtent("orders", "e1", 0, 100)], {("orders", "e1"): 100})
+    backlog = compute_backlog([TopicExtent("orders", "e1", 0, 100)], {("orders", "e1"): 100})
     assert not plan_batch(backlog, records_max=ENOUGH, bytes_max=ENOUGH).records
 
 
 def test_a_new_epoch_begins_at_its_first_record() -> None:
     """A topic that was deleted and created again is another one, whatever was read of the old."""
-    backlog = backlog_of([TopicExtent("orders", "e2", 3, 10)], {("orders", "e1"): 40})
+    backlog = compute_backlog([TopicExtent("orders", "e2", 3, 10)], {("orders", "e1"): 40})
     assert backlog.ranges == [OffsetRange("orders", "e2", 3, 10)]
     assert not backlog.losses
 
 
 def test_what_retention_took_is_told() -> None:
-    backlog = backlog_of([TopicExtent("orders", "e1", 60, 100)], {("orders", "e1"): 40})
+    backlog = compute_backlog([TopicExtent("orders", "e1", 60, 100)], {("orders", "e1"): 40})
     assert backlog.ranges == [OffsetRange("orders", "e1", 60, 100)]
     assert backlog.losses == ["topic 'orders': offsets 40 to 59 are gone"]
     assert backlog.lost == 20
@@ -71,7 +71,7 @@ def test_what_retention_took_is_told() -> None:
 
 def test_a_topic_with_much_does_not_keep_out_others() -> None:
     """Those with little are read whole, the others share what is left."""
-    backlog = backlog_of(
+    backlog = compute_backlog(
         [TopicExtent("a", "e", 0, 10_000), TopicExtent("b", "e", 0, 10), TopicExtent("c", "e", 0, 500)], {}
     )
     plan = plan_batch(backlog, records_max=300, bytes_max=ENOUGH)
@@ -80,7 +80,7 @@ def test_a_topic_with_much_does_not_keep_out_others() -> None:
 
 def test_large_records_make_a_batch_shorter() -> None:
     """The bound on bytes goes by the average size of a topic's records."""
-    backlog = backlog_of([TopicExtent("a", "e", 0, 1000, 1_000_000)], {("a", "e"): 500})
+    backlog = compute_backlog([TopicExtent("a", "e", 0, 1000, 1_000_000)], {("a", "e"): 500})
     plan = plan_batch(backlog, records_max=ENOUGH, bytes_max=100_000)
     assert plan.records == 100
     assert plan.bytes == 100_000
@@ -89,7 +89,7 @@ def test_large_records_make_a_batch_shorter() -> None:
 def test_no_small_rest_is_left() -> None:
     """What is little more than one batch is one batch; what is more is not."""
     for there, taken in ((1000, 1000), (1100, 1100), (1101, 1000)):
-        backlog = backlog_of([TopicExtent("a", "e", 0, there)], {})
+        backlog = compute_backlog([TopicExtent("a", "e", 0, there)], {})
         assert plan_batch(backlog, records_max=1000, bytes_max=ENOUGH).records == taken
 
 
@@ -101,7 +101,7 @@ def test_batches_cover_the_backlog_without_a_hole_or_an_overlap(
     positions: dict[tuple[str, str], int] = {}
     read: dict[str, list[int]] = {}
     while (
-        plan := plan_batch(backlog_of(found, positions), records_max=records_max, bytes_max=ENOUGH)
+        plan := plan_batch(compute_backlog(found, positions), records_max=records_max, bytes_max=ENOUGH)
     ).records:
         assert plan.records <= records_max * 1.1
         for each in plan.ranges:

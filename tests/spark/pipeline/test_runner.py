@@ -20,7 +20,8 @@ from himalia.errors import ConnectionFailed, DataLost, InternalError, Unauthoriz
 from himalia.retry import Backoff
 from himalia.spark.connector.read import READ_SCHEMA
 from himalia.spark.delta import maintenance
-from himalia.spark.delta.table import StagedFiles, Table, no_rows
+from himalia.spark.delta.staging import StagedFiles
+from himalia.spark.delta.table import Table, no_rows
 from himalia.spark.pipeline import batch as batch_module
 from himalia.spark.pipeline.erase import erase_rows
 from himalia.spark.pipeline.runner import Pipeline, PipelineOptions, Progress

@@ -12,8 +12,8 @@ from himalia.errors import HimaliaError, QueryTooLarge, RateLimited, ShuttingDow
 from himalia.protocol import encode
 from himalia.protocol.models import TableList
 from himalia.server.identity import Principal
-from himalia.tables.tables import Tables
-from himalia.tables.worker import Question
+from himalia.tables.delta_tables import Tables
+from himalia.tables.worker import QueryRequest
 from himalia.tables.worker_client import QueryProcess
 
 TIME_S = 10.0
@@ -103,7 +103,7 @@ class QueryPool:
         if self._is_closing:
             raise _shutting_down()
         if self._listing is None or self._listing.done():
-            self._listing = self._start(Question(str(self._warehouse), time_s=TIME_S))
+            self._listing = self._start(QueryRequest(str(self._warehouse), time_s=TIME_S))
         try:
             return await self._wait(self._listing)
         except WarehouseNotFound:
@@ -130,7 +130,7 @@ class QueryPool:
             raise _shutting_down()
         on_begin()
         query = self._start(
-            Question(str(self._warehouse), name, where, order, columns, limit, BYTES_MAX, TIME_S)
+            QueryRequest(str(self._warehouse), name, where, order, columns, limit, BYTES_MAX, TIME_S)
         )
         # When the query ends, not its caller, who may disconnect before.
         query.add_done_callback(lambda _: self._slots.release(caller.name))
@@ -147,10 +147,10 @@ class QueryPool:
         self._stop_idle()
         self._threads.shutdown(wait=False)
 
-    def _start(self, question: Question) -> asyncio.Future[bytes]:
+    def _start(self, request: QueryRequest) -> asyncio.Future[bytes]:
         process = self._idle.pop() if self._idle else QueryProcess()
         # A future of the pool, not of the caller, who may disconnect: the process stays busy until it has answered.
-        query = asyncio.get_running_loop().run_in_executor(self._threads, _ask_process, process, question)
+        query = asyncio.get_running_loop().run_in_executor(self._threads, _run_query, process, request)
         self._running[query] = process
         query.add_done_callback(self._on_done)
         return query
@@ -180,8 +180,8 @@ def _shutting_down() -> ShuttingDown:
     return ShuttingDown("the server is shutting down; retry when it has restarted")
 
 
-def _ask_process(process: QueryProcess, question: Question) -> bytes:
+def _run_query(process: QueryProcess, request: QueryRequest) -> bytes:
     # Checked here first, so that no process is started if there are no tables.
-    if not Tables(question.path).names():
-        raise WarehouseNotFound(question.path)
-    return process.ask(question)
+    if not Tables(request.path).names():
+        raise WarehouseNotFound(request.path)
+    return process.run(request)

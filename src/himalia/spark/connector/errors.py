@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from himalia.errors import DataLost, HimaliaError
-from himalia.spark.connector.planning import lost_message
+from himalia.spark.connector.offset_ranges import describe_loss
 
 HIDE_TRACEBACK = "SPARK_HIDE_TRACEBACK"
 LOSSES_REPORTED_MAX = 5
@@ -67,4 +67,4 @@ class LossHandler:
         self._fails = fails
 
     def __call__(self, topic: str, start: int, stop: int) -> None:
-        report_losses([lost_message(topic, start, stop)], fails=self._fails)
+        report_losses([describe_loss(topic, start, stop)], fails=self._fails)

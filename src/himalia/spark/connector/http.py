@@ -82,7 +82,7 @@ class ServerConnection:
             http.request(method, target, body, {**sent, **(headers or {})})
             response = http.getresponse()
             if response.status >= 300:
-                raise _error_in(url, response.status, response.read())
+                raise _make_error(url, response.status, response.read())
             yield response
         except (OSError, HTTPException) as error:
             raise ConnectionFailed(_describe(url, error), url=url) from error
@@ -116,8 +116,8 @@ class ServerConnection:
         # A response without a length is not the server's, and reading it could block as long as the connection lasts.
         body = b"" if response.length is None else response.read(ANSWER_BYTES_MAX)
         if response.status == 401:
-            raise _error_in(url, response.status, body)
-        if response.status != 200 or not challenge.is_met(_proof_in(body)):
+            raise _make_error(url, response.status, body)
+        if response.status != 200 or not challenge.is_met(_extract_proof(body)):
             raise ConnectionFailed(not_proven(url), url=url)
 
 
@@ -129,14 +129,14 @@ def _make_connection(url: str) -> HTTPConnection:
     return HTTPConnection(host, parts.port, timeout=TIMEOUT_S)
 
 
-def _proof_in(body: bytes) -> object:
+def _extract_proof(body: bytes) -> object:
     try:
         return json.loads(body)["proof"]
     except (ValueError, LookupError, TypeError):
         return None
 
 
-def _error_in(url: str, status: int, body: bytes) -> HimaliaError:
+def _make_error(url: str, status: int, body: bytes) -> HimaliaError:
     """Make the exception for a response that is not a success."""
     try:
         error = json.loads(body)["error"]

@@ -103,7 +103,7 @@ class WriteOptions:
     retry_s: float
 
 
-def read_options(given: Mapping[str, str]) -> ReadOptions:
+def parse_read_options(given: Mapping[str, str]) -> ReadOptions:
     """Parse the options of a read. Raises ``BadRequest`` with the option and its allowed values."""
     options = _Options(given, (*COMMON_OPTIONS, *READ_OPTIONS), "reading")
     names = tuple(check_name(name) for name in options.names("subscribe"))
@@ -129,7 +129,7 @@ def read_options(given: Mapping[str, str]) -> ReadOptions:
     )
 
 
-def write_options(given: Mapping[str, str]) -> WriteOptions:
+def parse_write_options(given: Mapping[str, str]) -> WriteOptions:
     """Parse the options of a write. Raises ``BadRequest`` with the option and its allowed values."""
     options = _Options(given, (*COMMON_OPTIONS, *WRITE_OPTIONS, *SPARK_OPTIONS), "writing")
     topic = options.text("topic")

@@ -15,18 +15,18 @@ from himalia.retry import TRANSIENT_ERRORS, RetryTimer
 from himalia.spark.connector.address import ServerAddress, resolve_address
 from himalia.spark.connector.errors import LossHandler, hide_traceback, report_losses
 from himalia.spark.connector.http import ServerConnection
-from himalia.spark.connector.options import ReadOptions, read_options
-from himalia.spark.connector.planning import (
+from himalia.spark.connector.offset_ranges import (
     OffsetRange,
     PushedBounds,
     TopicExtent,
-    batch_ranges,
     extract_bounds,
-    missing_topics,
+    find_missing_topics,
     partition_ranges,
+    resolve_batch_ranges,
     select_topics,
 )
-from himalia.spark.connector.topics import list_topics, offsets_at, topic_path
+from himalia.spark.connector.options import ReadOptions, parse_read_options
+from himalia.spark.connector.topics import fetch_offsets_at, list_topics, topic_path
 
 READ_SCHEMA = (
     "topic string, offset bigint, timestamp timestamp, id string, headers map<string,string>, value string"
@@ -82,7 +82,7 @@ def fetch(
                     return
                 # The request has a count: if its first records are gone, the response reaches beyond the range.
                 batch = batch.slice(0, requested.stop - first)
-                yield _with_spark_names(batch)
+                yield _rename_columns(batch)
                 # Reset here, not before the yield: the consumer of a batch may take long.
                 timer.reset()
                 offset = first + batch.num_rows
@@ -112,7 +112,7 @@ def _request(connection: ServerConnection, requested: OffsetRange) -> Iterator[p
         response.read()
 
 
-def _with_spark_names(batch: pa.RecordBatch) -> pa.RecordBatch:
+def _rename_columns(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Rename the server's columns to those that Spark expects, without copying."""
     return pa.RecordBatch.from_arrays(batch.columns, schema=ARROW_SCHEMA)
 
@@ -133,7 +133,7 @@ class BatchReader(DataSourceReader):
 
     def __init__(self, given: Mapping[str, str]) -> None:
         self._given = dict(given)
-        self._options = check_batch_options(read_options(given))
+        self._options = check_batch_options(parse_read_options(given))
         self._bounds = PushedBounds()
 
     @hide_traceback()
@@ -146,14 +146,14 @@ class BatchReader(DataSourceReader):
     def _plan(self, connection: ServerConnection) -> list[OffsetRange]:
         options, losses = self._options, list[str]()
         existing = list_topics(connection)
-        for name in missing_topics(options, existing):
+        for name in find_missing_topics(options, existing):
             if options.fails_on_data_loss:
                 raise TopicNotFound(name)
             losses.append(f"topic {name!r} does not exist")
         selected = select_topics(options, existing).values()
         topics = [topic for topic in selected if self._bounds.has_topic(topic.name)]
-        since = offsets_at(connection, topics, options.since)
-        ranges = batch_ranges(options, topics, since, losses)
+        since = fetch_offsets_at(connection, topics, options.since)
+        ranges = resolve_batch_ranges(options, topics, since, losses)
         report_losses(losses, fails=options.fails_on_data_loss)
         return self._apply_bounds(connection, topics, ranges)
 
@@ -162,8 +162,8 @@ class BatchReader(DataSourceReader):
     ) -> list[OffsetRange]:
         """Restrict the ranges to what the pushed filters leave."""
         low, high = self._bounds.offset_min or 0, self._bounds.offset_stop
-        since = offsets_at(connection, topics, self._bounds.since)
-        until = offsets_at(connection, topics, self._bounds.until)
+        since = fetch_offsets_at(connection, topics, self._bounds.since)
+        until = fetch_offsets_at(connection, topics, self._bounds.until)
         return [
             OffsetRange(
                 each.topic,
@@ -193,8 +193,8 @@ class PushdownReader(BatchReader):
         return filters
 
 
-def batch_reader(given: Mapping[str, str]) -> BatchReader:
-    is_pushdown = PUSHDOWN_MODULE in sys.modules and read_options(given).pushes_filters
+def make_batch_reader(given: Mapping[str, str]) -> BatchReader:
+    is_pushdown = PUSHDOWN_MODULE in sys.modules and parse_read_options(given).pushes_filters
     return PushdownReader(given) if is_pushdown else BatchReader(given)
 
 

@@ -12,8 +12,8 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from himalia.spark.connector.errors import hide_traceback
-from himalia.spark.connector.options import read_options
-from himalia.spark.connector.read import READ_SCHEMA, batch_reader, check_schema
+from himalia.spark.connector.options import parse_read_options
+from himalia.spark.connector.read import READ_SCHEMA, check_schema, make_batch_reader
 from himalia.spark.connector.stream import StreamReader
 from himalia.spark.connector.write import BatchWriter, StreamWriter
 
@@ -28,13 +28,13 @@ class HimaliaDataSource(DataSource):
     @hide_traceback()
     def schema(self) -> str:
         # Called when a query is defined, before it runs: the earliest moment to report a wrong option.
-        read_options(self.options)
+        parse_read_options(self.options)
         return READ_SCHEMA
 
     @hide_traceback()
     def reader(self, schema: StructType) -> DataSourceReader:
         check_schema(schema)
-        return batch_reader(self.options)
+        return make_batch_reader(self.options)
 
     @hide_traceback()
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:

@@ -20,11 +20,11 @@ from himalia.spark.connector import stream_offsets
 from himalia.spark.connector.address import resolve_address
 from himalia.spark.connector.errors import hide_traceback, report_losses
 from himalia.spark.connector.http import ServerConnection
-from himalia.spark.connector.options import ReadOptions, read_options
-from himalia.spark.connector.planning import TopicExtent, missing_topics, select_topics
+from himalia.spark.connector.offset_ranges import TopicExtent, find_missing_topics, select_topics
+from himalia.spark.connector.options import ReadOptions, parse_read_options
 from himalia.spark.connector.read import RangesPartition, make_partitions, read_partition
 from himalia.spark.connector.stream_offsets import StreamPositions
-from himalia.spark.connector.topics import list_topics, offsets_at
+from himalia.spark.connector.topics import fetch_offsets_at, list_topics
 
 T = TypeVar("T")
 Offset = dict[str, Any]
@@ -39,7 +39,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, given: Mapping[str, str]) -> None:
         self._given = dict(given)
-        self._options = check_stream_options(read_options(given))
+        self._options = check_stream_options(parse_read_options(given))
         # Before the first response a failure means a wrong URL; after it, a server that restarts.
         self._has_answered = False
         # Where the topics ended when a query with the trigger availableNow started.
@@ -52,11 +52,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         def resolve(connection: ServerConnection) -> StreamPositions:
             options, losses = self._options, list[str]()
             existing = list_topics(connection)
-            for name in missing_topics(options, existing):
+            for name in find_missing_topics(options, existing):
                 raise TopicNotFound(name)
             topics = select_topics(options, existing)
-            since = offsets_at(connection, topics.values(), options.since)
-            positions = stream_offsets.initial_positions(options, topics, since, losses)
+            since = fetch_offsets_at(connection, topics.values(), options.since)
+            positions = stream_offsets.resolve_initial_positions(options, topics, since, losses)
             report_losses(losses, fails=options.fails_on_data_loss)
             return positions
 
@@ -67,10 +67,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         existing, positions = self._call_server(list_topics), stream_offsets.decode(start)
         topics = select_topics(self._options, existing)
         losses = [
-            *self._missing(existing, positions),
-            *stream_offsets.departed_topics(positions, topics, existing),
+            *self._find_missing(existing, positions),
+            *stream_offsets.describe_departures(positions, topics, existing),
         ]
-        ranges = stream_offsets.new_ranges(positions, topics, losses, self._bounds)
+        ranges = stream_offsets.find_new_ranges(positions, topics, losses, self._bounds)
         self._report_new_losses(losses)
         self._latest = stream_offsets.encode(stream_offsets.advance(positions, ranges, topics))
         if isinstance(limit, ReadMaxRows):
@@ -92,14 +92,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @hide_traceback()
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
         begin, stop = stream_offsets.decode(start), stream_offsets.decode(end)
-        ranges = stream_offsets.ranges_between(begin, stop)
+        ranges = stream_offsets.resolve_ranges_between(begin, stop)
         return make_partitions(resolve_address(self._given), ranges, self._options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, RangesPartition)
         return read_partition(partition, self._options)
 
-    def _missing(self, existing: Mapping[str, TopicExtent], positions: StreamPositions) -> list[str]:
+    def _find_missing(self, existing: Mapping[str, TopicExtent], positions: StreamPositions) -> list[str]:
         """Describe named topics that never existed: a query may be resumed with other names than before."""
         missing = [name for name in self._options.names if name not in existing and name not in positions]
         if missing and self._options.fails_on_data_loss:

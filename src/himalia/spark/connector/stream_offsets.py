@@ -10,14 +10,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from himalia.spark.connector.options import LATEST, OffsetSpec, ReadOptions
-from himalia.spark.connector.planning import (
+from himalia.spark.connector.offset_ranges import (
     OffsetRange,
     TopicExtent,
-    lost_message,
-    recreated_message,
+    describe_loss,
+    describe_recreation,
     resolve_range,
 )
+from himalia.spark.connector.options import LATEST, OffsetSpec, ReadOptions
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def _encode_position(position: StreamPosition) -> dict[str, Any]:
     return encoded if position.begin is None else {**encoded, "begin": position.begin}
 
 
-def initial_positions(
+def resolve_initial_positions(
     options: ReadOptions, topics: Mapping[str, TopicExtent], since: Mapping[str, int], losses: list[str]
 ) -> StreamPositions:
     """Return where a new stream starts: at the end of each topic unless the options say otherwise."""
@@ -63,7 +63,7 @@ def initial_positions(
     return positions
 
 
-def new_ranges(
+def find_new_ranges(
     positions: StreamPositions,
     topics: Mapping[str, TopicExtent],
     losses: list[str],
@@ -76,13 +76,13 @@ def new_ranges(
     """
     ranges = []
     for name, topic in sorted(topics.items()):
-        begin = _begin(positions.get(name), topic, losses)
-        end = topic.end if bounds is None else _bounded_end(bounds.get(name), topic)
+        begin = _resolve_begin(positions.get(name), topic, losses)
+        end = topic.end if bounds is None else _limit_end(bounds.get(name), topic)
         ranges.append(OffsetRange(name, topic.epoch, begin, max(begin, end)))
     return ranges
 
 
-def departed_topics(
+def describe_departures(
     positions: StreamPositions, topics: Collection[str], existing: Collection[str]
 ) -> list[str]:
     """Describe each topic that has a position and is not read any more: it was deleted, or is not selected."""
@@ -99,19 +99,19 @@ def departed_topics(
     return losses
 
 
-def _begin(position: StreamPosition | None, topic: TopicExtent, losses: list[str]) -> int:
+def _resolve_begin(position: StreamPosition | None, topic: TopicExtent, losses: list[str]) -> int:
     if position is None:
         return topic.first
     if position.epoch != topic.epoch:
-        message = recreated_message(topic, position.epoch)
+        message = describe_recreation(topic, position.epoch)
         losses.append(f"{message}: what it held from offset {position.offset} on is gone")
         return topic.first
     if position.offset < topic.first:
-        losses.append(lost_message(topic.name, position.offset, topic.first))
+        losses.append(describe_loss(topic.name, position.offset, topic.first))
     return max(position.offset, topic.first)
 
 
-def _bounded_end(bound: TopicExtent | None, topic: TopicExtent) -> int:
+def _limit_end(bound: TopicExtent | None, topic: TopicExtent) -> int:
     """Return where to end within ``bound``: at the first record, if the topic or its epoch is newer than that."""
     return min(bound.end, topic.end) if bound is not None and bound.epoch == topic.epoch else topic.first
 
@@ -148,7 +148,7 @@ def limit_ranges(ranges: list[OffsetRange], records_max: int) -> list[OffsetRang
     return result
 
 
-def ranges_between(start: StreamPositions, end: StreamPositions) -> list[OffsetRange]:
+def resolve_ranges_between(start: StreamPositions, end: StreamPositions) -> list[OffsetRange]:
     """Return what a micro-batch reads: the same ranges however often it is run, and whatever retention deletes."""
     ranges = []
     for name, stop in sorted(end.items()):

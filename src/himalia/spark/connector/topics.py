@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import quote
 
 from himalia.spark.connector.http import ServerConnection
-from himalia.spark.connector.planning import TopicExtent
+from himalia.spark.connector.offset_ranges import TopicExtent
 
 
 def topic_path(topic: str, *rest: str) -> str:
@@ -34,16 +34,16 @@ def _parse_topics(body: Any) -> dict[str, TopicExtent]:
     return {topic.name: topic for topic in topics}
 
 
-def offsets_at(
+def fetch_offsets_at(
     connection: ServerConnection, topics: Iterable[TopicExtent], time: datetime | None
 ) -> dict[str, int]:
     """Return, for each topic, the first offset whose record is not older than ``time``, or the end of the topic."""
     if time is None:
         return {}
-    return {topic.name: _offset_at(connection, topic, time) for topic in topics}
+    return {topic.name: _fetch_offset_at(connection, topic, time) for topic in topics}
 
 
-def _offset_at(connection: ServerConnection, topic: TopicExtent, time: datetime) -> int:
+def _fetch_offset_at(connection: ServerConnection, topic: TopicExtent, time: datetime) -> int:
     query = {"since": time.astimezone(UTC).isoformat(), "limit": 1, "epoch": topic.epoch}
     path = topic_path(topic.name, "messages")
     offsets = connection.request("GET", path, _parse_offsets, query)

@@ -20,7 +20,7 @@ from himalia.retry import BUSY_ERRORS, TRANSIENT_ERRORS, retry
 from himalia.spark.connector.address import ServerAddress, resolve_address
 from himalia.spark.connector.errors import hide_traceback, warn_superseded
 from himalia.spark.connector.http import ServerConnection
-from himalia.spark.connector.options import BODIES_MAX, WriteOptions, write_options
+from himalia.spark.connector.options import BODIES_MAX, WriteOptions, parse_write_options
 from himalia.spark.connector.topics import list_topics, topic_path
 from himalia.topics import check_name
 
@@ -188,7 +188,7 @@ class BatchWriter(DataSourceArrowWriter):
     """
 
     def __init__(self, given: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
-        self._options = write_options(given)
+        self._options = parse_write_options(given)
         check_columns(schema, self._options)
         if overwrite:
             raise BadRequest("a topic cannot be overwritten; use mode('append')")
@@ -207,7 +207,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
     """Writes the micro-batches of a query. A micro-batch that is repeated stores nothing twice."""
 
     def __init__(self, given: Mapping[str, str], schema: StructType) -> None:
-        self._options = write_options(given)
+        self._options = parse_write_options(given)
         check_columns(schema, self._options)
         if self._options.sequence is not None:
             raise BadRequest("a stream numbers its batches itself; the option sequence is for batch writes")

@@ -26,7 +26,7 @@ class Holder(msgspec.Struct, frozen=True):
 
 
 @contextmanager
-def locked(warehouse: Path) -> Iterator[None]:
+def warehouse_lock(warehouse: Path) -> Iterator[None]:
     """Hold the lock during the block. Raises ``WarehouseLocked``, with the process that holds it."""
     holder = Holder(os.getpid(), socket.gethostname(), format_ts(now_us()))
     try:

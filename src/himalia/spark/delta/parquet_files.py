@@ -21,16 +21,16 @@ TEXT_LENGTH_MAX = 255
 """Parquet may truncate a longer text in the footer, which is then no bound."""
 
 
-def statistics_of(file: Path) -> dict[str, Any]:
+def read_statistics(file: Path) -> dict[str, Any]:
     """Read the statistics of a file from its footer, in the form of Delta's log."""
     footer = parquet.read_metadata(file)
     least, greatest = {}, {}
-    for name, low, high in _bounds(footer):
+    for name, low, high in _read_bounds(footer):
         least[name], greatest[name] = _encode(low), _encode(high)
     return {"numRecords": footer.num_rows, "minValues": least, "maxValues": greatest, "nullCount": {}}
 
 
-def _bounds(footer: parquet.FileMetaData) -> Iterator[tuple[str, Any, Any]]:
+def _read_bounds(footer: parquet.FileMetaData) -> Iterator[tuple[str, Any, Any]]:
     """Yield the least and the greatest value of each column for which the footer has both."""
     for number in range(footer.num_columns):
         name = footer.schema.column(number).path

@@ -1,24 +1,19 @@
-"""A Delta table of Parquet files: staging files, committing them with statistics, reading."""
+"""A Delta table of Parquet files: commit staged files, and read."""
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
-import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import pyarrow as pa
 from deltalake import DeltaTable, Schema
-from deltalake.transaction import AddAction, CommitProperties, Transaction
-from pyarrow import parquet
+from deltalake.transaction import CommitProperties, Transaction
 
 from himalia.errors import ConfigurationError
 from himalia.record import now_us
-from himalia.spark.delta.parquet_files import COMPRESSION, statistics_of
+from himalia.spark.delta.staging import StagedFiles, StagingArea, sync_file
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -26,7 +21,6 @@ if TYPE_CHECKING:
 
 
 APPLICATION = "himalia-pipeline"
-STAGING = "_staging"
 CONFIGURATION = {
     # At one batch per second a reader replays the commits of at most two minutes.
     "delta.checkpointInterval": "100",
@@ -36,13 +30,6 @@ CONFIGURATION = {
 
 Filters = list[tuple[str, str, str | list[str]]]
 """Conditions on partition columns: column, ``=`` or ``in``, a value or several."""
-
-
-class StagedFiles(msgspec.Struct, frozen=True):
-    """Files in the directory of the table that are not committed yet."""
-
-    files: Sequence[AddAction]
-    rows: int
 
 
 class Table:
@@ -59,6 +46,7 @@ class Table:
         self.path = path
         self.schema = schema.toNullable()
         self.partition_by = list(partition_by)
+        self.staging = StagingArea(path, self.partition_by)
         self._delta_schema = Schema.from_json(self.schema.json())
         self._table = self._open_or_create(description)
         self._remove_uncommitted()
@@ -82,7 +70,7 @@ class Table:
         self._remove_uncommitted()
 
     def _remove_uncommitted(self) -> None:
-        shutil.rmtree(self.path / STAGING, ignore_errors=True)
+        self.staging.clear()
         for file in self.path.glob("**/batch-*.parquet"):
             if int(file.name.split("-")[1]) > self.batch:
                 file.unlink()
@@ -101,7 +89,7 @@ class Table:
     def delta(self) -> DeltaTable:
         return self._table
 
-    # Writing
+    # Writing: ``staging`` writes files, ``commit`` makes them part of the table
 
     def cast_rows(self, rows: DataFrame) -> DataFrame:
         """Cast rows to the columns and types of the table, all of which are nullable."""
@@ -110,71 +98,6 @@ class Table:
         if _columns(rows.schema) == _columns(self.schema):
             return rows  # Spark's optimizer would find the casts needless too, but slowly
         return rows.select(*(F.col(field.name).cast(field.dataType) for field in self.schema))
-
-    def stage(self, rows: DataFrame, batch: int) -> StagedFiles:
-        """Write rows to files on the executors. ``commit`` makes them part of the table."""
-
-        def write(directory: Path) -> Iterable[Path]:
-            rows.write.option("compression", COMPRESSION).partitionBy(*self.partition_by).parquet(
-                str(directory)
-            )
-            return filter(_has_rows, directory.rglob("part-*.parquet"))
-
-        return self.stage_files(write, batch)
-
-    def stage_files(self, write: Callable[[Path], Iterable[Path]], batch: int) -> StagedFiles:
-        """Call ``write`` with a directory for files partitioned like the table, and stage those that it returns."""
-        prefix = _file_prefix(batch)
-        directory = self.path / STAGING / prefix
-        staged = self._describe(
-            self._move(file, file.parent.relative_to(directory), f"{prefix}-{number:04d}.parquet")
-            for number, file in enumerate(sorted(write(directory)))
-        )
-        shutil.rmtree(self.path / STAGING, ignore_errors=True)
-        return staged
-
-    def stage_local(self, rows: pa.Table, batch: int) -> StagedFiles:
-        """Write rows from the driver's memory, one file for each partition, without a job of Spark."""
-        prefix = _file_prefix(batch)
-        return self._describe(
-            self._write(part, place, f"{prefix}-{number:04d}.parquet")
-            for number, (place, part) in enumerate(_split_by_partition(rows, self.partition_by))
-        )
-
-    def _move(self, file: Path, place: Path, name: str) -> Path:
-        target = self._make_directory(place) / name
-        return file.rename(target)
-
-    def _write(self, rows: pa.Table, place: Path, name: str) -> Path:
-        target = self._make_directory(place) / name
-        parquet.write_table(rows, target, compression=COMPRESSION)
-        return target
-
-    def _make_directory(self, place: Path) -> Path:
-        directory = self.path / place
-        directory.mkdir(parents=True, exist_ok=True)
-        return directory
-
-    def _describe(self, files: Iterable[Path]) -> StagedFiles:
-        """Flush files to disk, and describe each as a commit needs it, with its statistics."""
-        actions, rows = [], 0
-        for file in files:
-            _sync(file)
-            statistics = statistics_of(file)
-            rows += statistics["numRecords"]
-            path = file.relative_to(self.path)
-            values = dict(part.split("=", 1) for part in path.parent.parts)
-            actions.append(
-                AddAction(
-                    path.as_posix(),
-                    file.stat().st_size,
-                    values,
-                    now_us() // 1000,
-                    True,
-                    json.dumps(statistics),
-                )
-            )
-        return StagedFiles(actions, rows)
 
     def commit(
         self,
@@ -202,7 +125,7 @@ class Table:
             commit_properties=properties,
         )
         self._table.update_incremental()
-        _sync(self.path / "_delta_log" / f"{self._table.version():020d}.json")
+        sync_file(self.path / "_delta_log" / f"{self._table.version():020d}.json")
 
     def metadata_of(self, batch: int) -> dict[str, Any]:
         """Return the commit of a recent batch, which includes the ``metadata`` it was given."""
@@ -265,47 +188,3 @@ def _evolve_schema(table: DeltaTable, wanted: Schema) -> None:
     missing = [field for field in wanted.fields if field.name not in known]
     if missing:
         table.alter.add_columns(missing)
-
-
-def _file_prefix(batch: int) -> str:
-    """Return how the names of a batch's files begin, by which a later run recognises uncommitted ones."""
-    return f"batch-{batch:09d}-{uuid.uuid4().hex[:8]}"
-
-
-def _has_rows(file: Path) -> bool:
-    """Whether a file has rows: Spark writes an empty file rather than none."""
-    return bool(parquet.read_metadata(file).num_rows)
-
-
-def _split_by_partition(rows: pa.Table, partition_by: Sequence[str]) -> Iterable[tuple[Path, pa.Table]]:
-    """Yield the rows of each partition with its directory, without the partition columns."""
-    if not rows.num_rows:
-        return []
-    if not partition_by:
-        return [(Path(), rows)]
-    keys = rows.select(partition_by).group_by(partition_by).aggregate([]).to_pylist()
-    return [(_partition_directory(key), _select(rows, key).drop_columns(list(partition_by))) for key in keys]
-
-
-def _select(rows: pa.Table, key: Mapping[str, Any]) -> pa.Table:
-    for name, value in key.items():
-        rows = rows.filter(pa.compute.equal(rows[name], pa.scalar(value, rows[name].type)))
-    return rows
-
-
-def _partition_directory(key: Mapping[str, Any]) -> Path:
-    return Path(*(f"{name}={_partition_value(value)}" for name, value in key.items()))
-
-
-def _partition_value(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _sync(file: Path) -> None:
-    """Flush a file and its directory entry to disk: a commit must not survive a crash that its files do not."""
-    for path in (file, file.parent):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

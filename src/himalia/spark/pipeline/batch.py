@@ -26,12 +26,12 @@ from pyspark.sql import functions as F
 
 from himalia.spark import tuning
 from himalia.spark.connector.address import ServerAddress
+from himalia.spark.connector.offset_ranges import partition_ranges
 from himalia.spark.connector.options import RECORDS_PER_PARTITION
-from himalia.spark.connector.planning import partition_ranges
-from himalia.spark.delta.table import Filters, StagedFiles, Table
+from himalia.spark.delta.staging import StagedFiles
+from himalia.spark.delta.table import Filters, Table
 from himalia.spark.pipeline.copy_task import CopyTask
-from himalia.spark.pipeline.feedback import Feedback, rows_with_keys
-from himalia.spark.pipeline.jobs import SparkJobs
+from himalia.spark.pipeline.feedback import Feedback, select_by_keys
 from himalia.spark.pipeline.plan import Plan
 from himalia.spark.pipeline.warehouse import Warehouse
 from himalia.spark.transforms import executions, orphans
@@ -77,15 +77,14 @@ class Batch:
         number: int,
         plan: Plan,
         *,
-        jobs: SparkJobs,
         feedback: Feedback | None,
         on_stage: Callable[[str], None],
     ) -> None:
         self._warehouse = warehouse
-        self._spark = jobs.session
+        self._jobs = warehouse.jobs
+        self._spark = warehouse.jobs.session
         self._number = number
         self._plan = plan
-        self._jobs = jobs
         self._feedback = feedback
         self._on_stage = on_stage
         self._is_small = plan.records <= SMALL_RECORDS and plan.bytes <= SMALL_BYTES
@@ -146,7 +145,7 @@ class Batch:
         table = self._warehouse["messages"]
         if self._has(table):
             return self._select_planned(table.rows(self._spark, table.files_of(self._number)))
-        staged = table.stage_files(
+        staged = table.staging.write_files(
             lambda directory: self._copy_records(address, directory, fails_on_data_loss=fails_on_data_loss),
             self._number,
         )
@@ -159,11 +158,8 @@ class Batch:
         self, address: ServerAddress, directory: Path, *, fails_on_data_loss: bool
     ) -> list[Path]:
         """Copy the planned records from the log into files, and return their paths."""
-        groups = partition_ranges(
-            self._plan.ranges,
-            records_max=RECORDS_PER_PARTITION,
-            groups_min=1 if self._is_small else self._jobs.cores,
-        )
+        groups_min = 1 if self._is_small else self._jobs.cores
+        groups = partition_ranges(self._plan.ranges, records_max=RECORDS_PER_PARTITION, groups_min=groups_min)
         tasks = [CopyTask(address, group, directory, fails_on_data_loss) for group in groups]
         names = self._spark.sparkContext.parallelize(tasks, len(tasks)).flatMap(CopyTask.run).collect()
         return [directory / name for name in names]
@@ -261,7 +257,7 @@ class Batch:
         now = dataset(
             sorted(table.files(hours)), partitioning=HOURS, partition_base_dir=str(table.path)
         ).to_table()
-        return ChangedRows(name, rows_with_keys(now, added.select(list(aggregate.keys))))
+        return ChangedRows(name, select_by_keys(now, added.select(list(aggregate.keys))))
 
     def _publish(self, changes: Iterable[ChangedRows | None]) -> None:
         for change in changes:
@@ -276,8 +272,8 @@ class Batch:
         """Write rows to files, without committing. ``merged_with``: files whose rows are among them."""
         rows = table.cast_rows(rows)
         if (self._is_small or are_few) and table.bytes_of(merged_with) <= SMALL_BYTES:
-            return table.stage_local(rows.toArrow(), self._number)
-        return table.stage(rows, self._number)
+            return table.staging.write_rows(rows.toArrow(), self._number)
+        return table.staging.write_frame(rows, self._number)
 
     def _rows_of(self, table: Table, files: Iterable[AddAction]) -> DataFrame:
         return table.rows(self._spark, [str(table.path / file.path) for file in files])

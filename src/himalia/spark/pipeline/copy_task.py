@@ -11,8 +11,8 @@ import pyarrow as pa
 from himalia.spark.connector.address import ServerAddress
 from himalia.spark.connector.errors import LossHandler, hide_traceback
 from himalia.spark.connector.http import ServerConnection
+from himalia.spark.connector.offset_ranges import OffsetRange
 from himalia.spark.connector.options import RETRY_S
-from himalia.spark.connector.planning import OffsetRange
 from himalia.spark.connector.read import fetch
 from himalia.spark.delta.parquet_files import DailyFiles
 from himalia.spark.transforms.messages import rows_of

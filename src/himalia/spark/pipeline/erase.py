@@ -11,7 +11,7 @@ from deltalake import DeltaTable, QueryBuilder
 from deltalake.exceptions import DeltaError
 
 from himalia.errors import BadQuery, WarehouseNotFound
-from himalia.spark.delta.lock import locked
+from himalia.spark.delta.lock import warehouse_lock
 from himalia.spark.delta.table import APPLICATION
 from himalia.tables import Tables
 from himalia.tables.catalog import CATALOG, REQUESTS
@@ -33,7 +33,7 @@ def erase_rows(warehouse: Path, where: str) -> dict[str, int]:
     tables = _open_tables(warehouse)
     if not tables:
         raise WarehouseNotFound(warehouse)
-    with locked(warehouse):
+    with warehouse_lock(warehouse):
         tables = _open_tables(warehouse)
         counts = {name: _count(table, where) for name, table in tables.items() if name != REQUESTS}
         erased = {name: count for name, count in counts.items() if count is not None}
@@ -44,8 +44,8 @@ def erase_rows(warehouse: Path, where: str) -> dict[str, int]:
             _erase(tables[name], where)
         if requests is not None:
             erased[REQUESTS] = len(requests)
-            for keys in _batched(sorted(set(requests))):
-                _erase(tables[REQUESTS], f"{_KEY} in ({', '.join(map(_quoted, keys))})")
+            for keys in _split_keys(sorted(set(requests))):
+                _erase(tables[REQUESTS], f"{_KEY} in ({', '.join(map(_quote, keys))})")
     return erased
 
 
@@ -74,7 +74,7 @@ def _request_keys(tables: Mapping[str, DeltaTable], where: str) -> list[str] | N
     keys = _keys(state, where)
     if "executions" in tables and (running := _keys(tables["executions"], f"is_running and (\n{where}\n)")):
         known = set(keys or ())
-        listed = ", ".join(_quoted(key) for key in running if key not in known) or "''"
+        listed = ", ".join(_quote(key) for key in running if key not in known) or "''"
         keys = [*(keys or ()), *(_keys(state, f"{_KEY} in ({listed})") or ())]
     return keys
 
@@ -115,13 +115,13 @@ def _erase(table: DeltaTable, where: str) -> None:
     table.vacuum(0, dry_run=False, enforce_retention_duration=False, full=True)
 
 
-def _batched(keys: Iterable[str]) -> Iterator[list[str]]:
+def _split_keys(keys: Iterable[str]) -> Iterator[list[str]]:
     remaining = iter(keys)
     while batch := list(islice(remaining, KEYS_AT_A_TIME)):
         yield batch
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 

@@ -48,9 +48,9 @@ class Feedback:
 
     def publish(self, topic: str, batch: int, rows: pa.Table) -> int:
         """Publish the rows of a batch; a repeated call stores nothing twice. Returns the number of rows."""
-        payloads = map(_payload, _as_dicts(rows))
+        payloads = map(_encode_row, _iterate_dicts(rows))
         count = 0
-        for number, body in enumerate(_bodies(payloads)):
+        for number, body in enumerate(_split_into_bodies(payloads)):
             if not self._publish_or_warn(topic, body, batch * BODIES_MAX + number):
                 break
             count += len(body)
@@ -58,7 +58,7 @@ class Feedback:
 
     def publish_positions(self, positions: Mapping[str, Position]) -> None:
         """Publish how far the log is read, for the server's retention to wait for the pipeline."""
-        self._publish_or_warn(PIPELINE_POSITIONS_TOPIC, [_positions_payload(positions)])
+        self._publish_or_warn(PIPELINE_POSITIONS_TOPIC, [_encode_positions(positions)])
 
     def _publish_or_warn(self, topic: str, payloads: Sequence[bytes], sequence: int | None = None) -> bool:
         """Publish; return whether it succeeded. Permanent errors are logged: the tables do not depend on it."""
@@ -93,40 +93,40 @@ class Feedback:
         self._server.publish(topic, payloads, producer=self._producer, sequence=sequence)
 
 
-def rows_with_keys(rows: pa.Table, keys: pa.Table) -> pa.Table:
+def select_by_keys(rows: pa.Table, keys: pa.Table) -> pa.Table:
     """Return the rows whose key is in ``keys``, a table of the key columns only."""
     names = keys.column_names
     return rows.filter(
-        pc.is_in(_joined_columns(rows, names), value_set=_joined_columns(keys, names).combine_chunks())
+        pc.is_in(_join_columns(rows, names), value_set=_join_columns(keys, names).combine_chunks())
     )
 
 
-def _joined_columns(rows: pa.Table, keys: Sequence[str]) -> pa.ChunkedArray:
+def _join_columns(rows: pa.Table, keys: Sequence[str]) -> pa.ChunkedArray:
     return pc.binary_join_element_wise(
         *(rows[key].cast(pa.string()) for key in keys), "\0", null_handling="replace"
     )
 
 
-def _as_dicts(rows: pa.Table) -> Iterator[dict[str, Any]]:
+def _iterate_dicts(rows: pa.Table) -> Iterator[dict[str, Any]]:
     shown = rows.select([name for name in rows.column_names if name not in UNPUBLISHED_COLUMNS])
     for batch in shown.to_batches():
         yield from batch.to_pylist()
 
 
-def _payload(row: dict[str, Any]) -> bytes:
+def _encode_row(row: dict[str, Any]) -> bytes:
     encoded = msgspec.json.encode(row)
     if len(encoded) <= ROW_BYTES_MAX:
         return encoded
     # Lists and long texts; subscribers find them in the table.
-    short = {name: _shortened(value) for name, value in row.items() if not isinstance(value, list)}
+    short = {name: _shorten(value) for name, value in row.items() if not isinstance(value, list)}
     return msgspec.json.encode({**short, "truncated": True})
 
 
-def _shortened(value: Any) -> Any:
+def _shorten(value: Any) -> Any:
     return value[:TEXT_LENGTH_MAX] if isinstance(value, str) else value
 
 
-def _bodies(payloads: Iterable[bytes]) -> Iterator[list[bytes]]:
+def _split_into_bodies(payloads: Iterable[bytes]) -> Iterator[list[bytes]]:
     body: list[bytes] = []
     size = 0
     for payload in payloads:
@@ -139,7 +139,7 @@ def _bodies(payloads: Iterable[bytes]) -> Iterator[list[bytes]]:
         yield body
 
 
-def _positions_payload(positions: Mapping[str, Position]) -> bytes:
+def _encode_positions(positions: Mapping[str, Position]) -> bytes:
     """Encode all positions, or as many as fit into a message."""
     included = dict(positions)
     while len(encoded := msgspec.json.encode(PipelinePositions(included))) > POSITIONS_BYTES_MAX:

@@ -15,17 +15,16 @@ import msgspec
 from himalia.errors import DataLost, HimaliaError, InternalError
 from himalia.retry import TRANSIENT_ERRORS, Backoff
 from himalia.spark.connector.errors import LOSSES_REPORTED_MAX
-from himalia.spark.connector.planning import TopicExtent
+from himalia.spark.connector.offset_ranges import TopicExtent
 from himalia.spark.delta import maintenance
 from himalia.spark.pipeline.errors import find_himalia_error, first_line
 from himalia.spark.pipeline.feedback import Feedback
-from himalia.spark.pipeline.jobs import SparkJobs
 from himalia.spark.pipeline.plan import (
     Backlog,
     NextOffsets,
     Plan,
-    backlog_of,
     cap_ends,
+    compute_backlog,
     is_selected,
     plan_batch,
 )
@@ -73,7 +72,6 @@ class BatchLoop:
         self,
         server: ServerClient,
         warehouse: Warehouse,
-        jobs: SparkJobs,
         stop_flag: StopFlag,
         reporter: ProgressReporter,
         *,
@@ -81,7 +79,6 @@ class BatchLoop:
     ) -> None:
         self._server = server
         self._warehouse = warehouse
-        self._jobs = jobs
         self._stop_flag = stop_flag
         self._reporter = reporter
         self._options = options
@@ -169,7 +166,6 @@ class BatchLoop:
             self._warehouse,
             number,
             plan,
-            jobs=self._jobs,
             feedback=self._feedback if self._options.feedback else None,
             on_stage=self._reporter.stage,
         )
@@ -183,7 +179,7 @@ class BatchLoop:
     def _backlog(self, ends: NextOffsets | None, unfinished: Plan | None) -> Backlog:
         """Return what is unread. The records of an unfinished batch are read: they are in ``messages``."""
         topics, positions = self._topics(), self._warehouse.positions
-        return backlog_of(
+        return compute_backlog(
             topics if ends is None else cap_ends(topics, ends),
             positions.next if unfinished is None else positions.after(unfinished),
         )

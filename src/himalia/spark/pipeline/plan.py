@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import msgspec
 
-from himalia.spark.connector.planning import OffsetRange, TopicExtent, lost_message
+from himalia.spark.connector.offset_ranges import OffsetRange, TopicExtent, describe_loss
 from himalia.topics import matches
 
 OWN = "pipeline"
@@ -61,13 +61,13 @@ def is_selected(topic: str, patterns: Sequence[str]) -> bool:
     return any(matches(pattern, topic) for pattern in patterns)
 
 
-def backlog_of(topics: Iterable[TopicExtent], positions: NextOffsets) -> Backlog:
+def compute_backlog(topics: Iterable[TopicExtent], positions: NextOffsets) -> Backlog:
     """Return what is unread. An epoch without a position starts at its first record, and has no losses."""
     ranges, losses, size_bytes, gone = [], [], 0, 0
     for topic in topics:
         start = positions.get((topic.name, topic.epoch), topic.first)
         if start < topic.first:
-            losses.append(lost_message(topic.name, start, topic.first))
+            losses.append(describe_loss(topic.name, start, topic.first))
             gone += topic.first - start
             start = topic.first
         if start < topic.end:

@@ -10,7 +10,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from himalia.record import Position
 from himalia.spark.delta.table import Table
 from himalia.spark.pipeline.plan import Plan
-from himalia.tables.tables import read_positions
+from himalia.tables.delta_tables import read_positions
 
 SCHEMA = StructType(
     [
@@ -61,7 +61,7 @@ class PositionsTable:
                 "offset": pa.array(after.values(), pa.int64()),
             }
         )
-        self._table.commit(batch, self._table.stage_local(rows, batch), replacing_all=True)
+        self._table.commit(batch, self._table.staging.write_rows(rows, batch), replacing_all=True)
         self.next = after
 
     def after(self, plan: Plan) -> dict[tuple[str, str], int]:

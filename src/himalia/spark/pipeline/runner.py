@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
-from himalia.spark.delta.lock import locked
+from himalia.spark.delta.lock import warehouse_lock
 from himalia.spark.pipeline.jobs import SparkJobs, start_spark
 from himalia.spark.pipeline.loop import BatchLoop, PipelineOptions
 from himalia.spark.pipeline.progress import Progress, ProgressReporter, Summary
@@ -53,7 +53,7 @@ class Pipeline:
     def __enter__(self) -> BatchLoop:
         with ExitStack() as stack:
             # Before Spark, which takes seconds to start: these fail at once if the user made a mistake.
-            stack.enter_context(locked(self._path))
+            stack.enter_context(warehouse_lock(self._path))
             stack.callback(self._server.close)
             self._server.topics()
             session, owns_spark = stack.enter_context(start_spark(self._options.master))
@@ -62,10 +62,8 @@ class Pipeline:
             stack.callback(jobs.close)
             from himalia.spark.pipeline.warehouse import Warehouse
 
-            warehouse = Warehouse(jobs.session, self._path)
-            loop = BatchLoop(
-                self._server, warehouse, jobs, self._stop_flag, self._reporter, options=self._options
-            )
+            warehouse = Warehouse(jobs, self._path)
+            loop = BatchLoop(self._server, warehouse, self._stop_flag, self._reporter, options=self._options)
             self._stack = stack.pop_all()
         return loop
 

@@ -13,7 +13,7 @@ from himalia.protocol.models import CreateTopicRequest
 from himalia.record import Retention
 from himalia.spark.connector.address import ServerAddress
 from himalia.spark.connector.http import ServerConnection
-from himalia.spark.connector.planning import TopicExtent
+from himalia.spark.connector.offset_ranges import TopicExtent
 from himalia.spark.connector.topics import list_topics, topic_path
 from himalia.spark.connector.write import NDJSON
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
-from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 from himalia.spark.delta.table import Table
+from himalia.spark.pipeline.jobs import SparkJobs
 from himalia.spark.pipeline.positions import PositionsTable
 from himalia.spark.transforms.aggregate import AggregateTable
 from himalia.spark.transforms.requests import STATE_SCHEMA
@@ -29,8 +29,9 @@ TABLES = CATALOG | {table.schema.name: table.schema for table in AGGREGATES}
 class Warehouse:
     """All tables of a directory, created where they are missing; uncommitted files of a killed run are removed."""
 
-    def __init__(self, spark: SparkSession, path: Path) -> None:
-        self.spark = spark
+    def __init__(self, jobs: SparkJobs, path: Path) -> None:
+        """``jobs`` run what reads and writes the tables."""
+        self.jobs = jobs
         self.path = path
         self.aggregates = AGGREGATES
         self.tables = {name: _open(path / name, schema) for name, schema in TABLES.items()}

@@ -19,7 +19,9 @@ PERCENTILES = {"run_ms_p50": 0.50, "run_ms_p95": 0.95, "run_ms_p99": 0.99}
 
 def new_rows(executions: DataFrame) -> DataFrame:
     """Return the rows that a batch of closed ``executions`` adds; a long one also adds to earlier hours."""
-    return _sum(_finished(executions).unionByName(_busy(executions), allowMissingColumns=True))
+    return _sum(
+        _count_finished(executions).unionByName(_split_busy_time(executions), allowMissingColumns=True)
+    )
 
 
 def merge(existing: DataFrame, added: DataFrame) -> DataFrame:
@@ -36,7 +38,7 @@ def merge(existing: DataFrame, added: DataFrame) -> DataFrame:
     return _sum(counts.unionByName(buckets, allowMissingColumns=True))
 
 
-def _finished(executions: DataFrame) -> DataFrame:
+def _count_finished(executions: DataFrame) -> DataFrame:
     bucket = histogram.bucket_of(F.col("run_ms"))
     return executions.select(
         "kernel_id",
@@ -48,7 +50,7 @@ def _finished(executions: DataFrame) -> DataFrame:
     )
 
 
-def _busy(executions: DataFrame) -> DataFrame:
+def _split_busy_time(executions: DataFrame) -> DataFrame:
     """Split the time of each execution into the windows that it covers."""
     start, end = F.unix_micros("started"), F.unix_micros("finished")
     windows = F.sequence(F.floor(start / WINDOW_US), F.floor(end / WINDOW_US))

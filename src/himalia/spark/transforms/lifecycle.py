@@ -93,7 +93,7 @@ def _bind(name: str, value: str, body: str) -> str:
     return f"transform(array({value}), {name} -> {body})[0]"
 
 
-def _listed(names: tuple[str, ...]) -> str:
+def sql_list(names: tuple[str, ...]) -> str:
     return ", ".join(f"'{name}'" for name in names)
 
 
@@ -180,7 +180,7 @@ _CLOSE_AS_MARKED = _close(
     "life",
     "mark.offset",
     "mark.us",
-    f"if(mark.status in ({_listed(STATUSES)}), mark.status, 'error')",
+    f"if(mark.status in ({sql_list(STATUSES)}), mark.status, 'error')",
     "mark.reason",
 )
 _CLOSE_AS_REPLIED = _close(
@@ -195,7 +195,7 @@ end"""
 
 _ADVANCE = f"""case
     when life.closed_at is not null or mark.kind is null then life
-    when life.appeared_at is null and mark.kind not in ({_listed(APPEARING)}) then life
+    when life.appeared_at is null and mark.kind not in ({sql_list(APPEARING)}) then life
     else {_bind("life", _bind("following", _FIRST_ENDING_AFTER_MARK, _APPLY_MARK), _CLOSE_IF_COMPLETE)}
 end"""
 """The variable ``life`` after ``mark``."""
@@ -218,7 +218,7 @@ def _finish() -> str:
     return f"concat(done.past, {_bind('life', ended, _bind('life', last, parts))})"
 
 
-def _continued_life() -> str:
+def _life_in_state() -> str:
     """The life that the state has of a request."""
     fields = ("is_queued", "is_sent", "is_idle", "has_failed", "reply", "closed_us", "heard_us")
     return _make_life(
@@ -236,7 +236,7 @@ LIVES = f"""
         coalesce(marks, array()),
         named_struct(
             'past', cast(array() as array<{LIFE}>),
-            'now', if(carried is null, {_new_life("-1")}, {_continued_life()})
+            'now', if(carried is null, {_new_life("-1")}, {_life_in_state()})
         ),
         (done, mark) -> {_step()},
         done -> {_finish()}

@@ -21,10 +21,10 @@ def messages(records: DataFrame) -> DataFrame:
     # Imported here because executors, which import this module, may lack the packages that the catalog needs.
     from himalia.tables.catalog import MESSAGES
 
-    return records.mapInArrow(_batches, MESSAGES.ddl)
+    return records.mapInArrow(_convert_batches, MESSAGES.ddl)
 
 
-def _batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _convert_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         yield rows_of(batch, batch.column("epoch"))
 

@@ -25,9 +25,9 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from himalia.spark.transforms import bounded_text, lifecycle
-from himalia.spark.transforms.endings import TopicEndings
 from himalia.spark.transforms.iopub import IOPUB_CHANNELS
 from himalia.spark.transforms.lifecycle import GRACE_US
+from himalia.spark.transforms.topic_endings import TopicEndings
 
 EVENT_USERNAME = "himalia"
 """The user in server events without a caller, and in all events of earlier versions."""
@@ -114,13 +114,9 @@ def next_state(folded: DataFrame) -> DataFrame:
     )
 
 
-def _quoted(names: tuple[str, ...]) -> str:
-    return ", ".join(f"'{name}'" for name in names)
-
-
 # 1. The records of requests
 
-_ON_IOPUB = f"channel in ({_quoted(IOPUB_CHANNELS)})"
+_ON_IOPUB = f"channel in ({lifecycle.sql_list(IOPUB_CHANNELS)})"
 _REQUEST_ID = "if(msg_type = 'execute_request', id, parent_id)"
 _KIND = f"""case
     when event = 'request_queued' then '{lifecycle.QUEUED}'
@@ -137,7 +133,7 @@ _ASKER = f"""case kind
     when '{lifecycle.INPUT}' then '{FOREIGN}' || nullif(parent_username, '')
 end"""
 _SESSION = f"case kind when '{lifecycle.SENT}' then session when '{lifecycle.INPUT}' then parent_session end"
-_STREAM = f"if(stream_name in ({_quoted(STREAMS)}), stream_name, null)"
+_STREAM = f"if(stream_name in ({lifecycle.sql_list(STREAMS)}), stream_name, null)"
 _STREAM_TEXT = "if(stream is null, null, text)"
 
 
@@ -164,7 +160,7 @@ def _request_records(iopub: DataFrame) -> DataFrame:
         f"if(kind in ('{lifecycle.ERROR}', '{lifecycle.REPLY}'), ename, null) as ename",
         "evalue",
         "mime_types",
-        f"if(kind in ({_quoted(lifecycle.APPEARING)}), code, null) as code",
+        f"if(kind in ({lifecycle.sql_list(lifecycle.APPEARING)}), code, null) as code",
         f"{_ASKER} as asker",
         f"{_SESSION} as session",
         "status",
@@ -254,7 +250,10 @@ def _aggregate(assigned: DataFrame) -> DataFrame:
         F.sum(counted_bytes).over(so_far).alias("upto"),
         F.sum(counted_bytes).over(whole).alias("whole"),
         F.row_number().over(of_stream).alias("number"),
-        *(F.count(F.expr(_counted(name))).over(so_far).alias(f"{name}s") for name in REQUEST_FIELDS),
+        *(
+            F.count(F.expr(_null_unless_counted(name))).over(so_far).alias(f"{name}s")
+            for name in REQUEST_FIELDS
+        ),
     )
     message = ", ".join(f"'{name}', {name}" for name in _MESSAGE)
     # Lists of few elements instead of ``first`` or ``min_by``: an aggregate that holds a string copies it for every
@@ -310,14 +309,14 @@ def _batch_sums() -> dict[str, str]:
     }
 
 
-def _counted(name: str) -> str:
+def _null_unless_counted(name: str) -> str:
     """A column, or null if the record does not count."""
     return f"if(counted_at is null, null, {name})"
 
 
 def _first_of(name: str) -> str:
     """The first value that is not null."""
-    return f"get(collect_list({_counted(name)}) filter (where {name}s = 1), 0)"
+    return f"get(collect_list({_null_unless_counted(name)}) filter (where {name}s = 1), 0)"
 
 
 def _stream_piece(name: str) -> str:

@@ -70,7 +70,7 @@ def _affected(path: Path, where: str) -> dict[str, int]:
     tables = Tables(path)
     found: dict[str, int] = {}
     wrong: BadQuery | None = None
-    for name in tables.existing():
+    for name in tables.require_names():
         try:
             found[name] = tables.count(name, where)
         except BadQuery as error:

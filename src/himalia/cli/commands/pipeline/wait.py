@@ -9,7 +9,7 @@ from pathlib import Path
 from himalia.client import SyncClient
 from himalia.errors import WarehouseLocked
 from himalia.tables.catalog import POSITIONS
-from himalia.tables.tables import read_positions
+from himalia.tables.delta_tables import read_positions
 from himalia.topics import matches
 
 LOOK_EVERY_S = 0.5

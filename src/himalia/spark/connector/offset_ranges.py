@@ -44,7 +44,7 @@ def is_selected(options: ReadOptions, name: str) -> bool:
     return name in options.names or any(matches(pattern, name) for pattern in options.patterns)
 
 
-def missing_topics(options: ReadOptions, topics: Mapping[str, TopicExtent]) -> list[str]:
+def find_missing_topics(options: ReadOptions, topics: Mapping[str, TopicExtent]) -> list[str]:
     """Return the topics that the options name, to read or with an offset, and that do not exist.
 
     Raises ``BadRequest`` for an offset of a topic that the options do not select.
@@ -58,7 +58,7 @@ def missing_topics(options: ReadOptions, topics: Mapping[str, TopicExtent]) -> l
     return [name for name in named if name not in topics]
 
 
-def batch_ranges(
+def resolve_batch_ranges(
     options: ReadOptions, topics: Iterable[TopicExtent], since: Mapping[str, int], losses: list[str]
 ) -> list[OffsetRange]:
     """Return what a batch reads. ``since`` has the offsets of ``startingTimestamp``, by topic; empty without one."""
@@ -79,7 +79,7 @@ def resolve_range(topic: TopicExtent, start: OffsetSpec, stop: OffsetSpec, losse
     """
     if stop.epoch not in (None, topic.epoch):
         losses.append(
-            f"{recreated_message(topic, stop.epoch)}: what it held before offset {stop.offset} is gone"
+            f"{describe_recreation(topic, stop.epoch)}: what it held before offset {stop.offset} is gone"
         )
         return OffsetRange(topic.name, topic.epoch, topic.first, topic.first)
     begin, until = _resolve_start(topic, start, losses), _resolve(topic, stop, losses)
@@ -89,19 +89,19 @@ def resolve_range(topic: TopicExtent, start: OffsetSpec, stop: OffsetSpec, losse
         )
     end = min(until, topic.end)
     if begin < min(topic.first, end):
-        losses.append(lost_message(topic.name, begin, min(topic.first, end)))
+        losses.append(describe_loss(topic.name, begin, min(topic.first, end)))
     begin = max(begin, topic.first)
     return OffsetRange(topic.name, topic.epoch, begin, max(begin, end))
 
 
-def lost_message(topic: str, start: int, stop: int) -> str:
+def describe_loss(topic: str, start: int, stop: int) -> str:
     """Describe records that a topic held once."""
     if stop - start == 1:
         return f"topic {topic!r}: offset {start} is gone"
     return f"topic {topic!r}: offsets {start} to {stop - 1} are gone"
 
 
-def recreated_message(topic: TopicExtent, epoch: str | None) -> str:
+def describe_recreation(topic: TopicExtent, epoch: str | None) -> str:
     """Describe an offset in an epoch that the topic no longer has; the caller completes the sentence."""
     changed = f"its epoch is {topic.epoch}, not {epoch}"
     return f"topic {topic.name!r} was deleted and created again, or restored ({changed})"
@@ -110,7 +110,7 @@ def recreated_message(topic: TopicExtent, epoch: str | None) -> str:
 def _resolve_start(topic: TopicExtent, start: OffsetSpec, losses: list[str]) -> int:
     if start.epoch not in (None, topic.epoch):
         losses.append(
-            f"{recreated_message(topic, start.epoch)}: what it held from offset {start.offset} on is gone"
+            f"{describe_recreation(topic, start.epoch)}: what it held from offset {start.offset} on is gone"
         )
         return topic.first
     return _resolve(topic, start, losses)
@@ -191,21 +191,21 @@ def extract_bounds(filters: Sequence[Filter]) -> PushedBounds:
     for each in filters:
         column = getattr(each, "attribute", ())
         if column == ("topic",):
-            bounds = _with_topic_filter(bounds, each)
+            bounds = _apply_topic_filter(bounds, each)
         elif column == ("offset",):
-            low, stop = _bounds_of(each, int, 1)
+            low, stop = _extract_bound(each, int, 1)
             bounds = replace(
                 bounds,
                 offset_min=_highest(bounds.offset_min, low),
                 offset_stop=_lowest(bounds.offset_stop, stop),
             )
         elif column == ("timestamp",):
-            low, stop = _bounds_of(each, datetime, TICK)
+            low, stop = _extract_bound(each, datetime, TICK)
             bounds = replace(bounds, since=_highest(bounds.since, low), until=_lowest(bounds.until, stop))
     return bounds
 
 
-def _with_topic_filter(bounds: PushedBounds, each: Filter) -> PushedBounds:
+def _apply_topic_filter(bounds: PushedBounds, each: Filter) -> PushedBounds:
     match each:
         case EqualTo(value=str(name)) | EqualNullSafe(value=str(name)):
             names = frozenset([name])
@@ -218,7 +218,7 @@ def _with_topic_filter(bounds: PushedBounds, each: Filter) -> PushedBounds:
     return replace(bounds, topics=names if bounds.topics is None else bounds.topics & names)
 
 
-def _bounds_of(each: Filter, kind: type, tick: Any) -> tuple[Any, Any]:
+def _extract_bound(each: Filter, kind: type, tick: Any) -> tuple[Any, Any]:
     """Return the lowest value that passes a filter on one column, and the first value above all that pass."""
     match each:
         case EqualTo(value=value) | EqualNullSafe(value=value) if isinstance(value, kind):

@@ -8,17 +8,17 @@ from hypothesis import strategies as st
 
 from himalia.errors import BadRequest
 from himalia.spark.connector import stream_offsets
-from himalia.spark.connector.options import EARLIEST, LATEST, OffsetSpec, read_options
-from himalia.spark.connector.planning import (
+from himalia.spark.connector.offset_ranges import (
     RANGE_COST,
     OffsetRange,
     TopicExtent,
-    batch_ranges,
-    missing_topics,
+    find_missing_topics,
     partition_ranges,
+    resolve_batch_ranges,
     resolve_range,
     select_topics,
 )
+from himalia.spark.connector.options import EARLIEST, LATEST, OffsetSpec, parse_read_options
 from himalia.spark.connector.stream_offsets import StreamPosition
 
 ORDERS = TopicExtent("orders", "e1", first=10, end=50)
@@ -114,22 +114,24 @@ def test_a_range_that_ends_before_it_starts_is_a_slip(start: int, stop: int) -> 
 
 def test_topics_are_chosen_by_name_and_by_pattern() -> None:
     states = {name: TopicExtent(name, "e", 0, 1) for name in ("kernels.b", "kernels.a", "orders", "other")}
-    options = read_options({"subscribe": "orders,gone", "subscribePattern": "kernels.>"})
+    options = parse_read_options({"subscribe": "orders,gone", "subscribePattern": "kernels.>"})
     assert list(select_topics(options, states)) == ["kernels.a", "kernels.b", "orders"]
-    assert missing_topics(options, states) == ["gone"]
+    assert find_missing_topics(options, states) == ["gone"]
 
 
 def test_offsets_of_a_topic_that_is_not_read_are_a_slip() -> None:
-    options = read_options({"subscribe": "orders", "endingOffsets": '{"payments": 3}'})
+    options = parse_read_options({"subscribe": "orders", "endingOffsets": '{"payments": 3}'})
     with pytest.raises(
         BadRequest, match="endingOffsets names topic 'payments', which is not among those to read"
     ):
-        missing_topics(options, {})
+        find_missing_topics(options, {})
 
 
 def test_a_time_decides_where_a_batch_starts() -> None:
-    options = read_options({"subscribe": "orders", "startingTimestamp": "2026-11-16"})
-    assert batch_ranges(options, [ORDERS], {"orders": 33}, []) == [OffsetRange("orders", "e1", 33, 50)]
+    options = parse_read_options({"subscribe": "orders", "startingTimestamp": "2026-11-16"})
+    assert resolve_batch_ranges(options, [ORDERS], {"orders": 33}, []) == [
+        OffsetRange("orders", "e1", 33, 50)
+    ]
 
 
 @given(lengths, st.integers(1, 3000))
@@ -161,49 +163,58 @@ def test_positions_survive_the_checkpoint() -> None:
 
 def test_a_stream_from_beyond_the_end_waits_there() -> None:
     """No record below the offset that was asked for is read, whether or not the topic has reached it by then."""
-    options = read_options({"subscribe": "orders", "startingOffsets": '{"orders": 60}'})
+    options = parse_read_options({"subscribe": "orders", "startingOffsets": '{"orders": 60}'})
     losses: list[str] = []
-    begin = stream_offsets.initial_positions(options, {"orders": ORDERS}, {}, losses)
+    begin = stream_offsets.resolve_initial_positions(options, {"orders": ORDERS}, {}, losses)
     assert begin == {"orders": StreamPosition(60, "e1")}
     assert losses == ["topic 'orders' ends at offset 50, before offset 60"]
     for end, expected in ((50, 60), (60, 60), (62, 62)):
         topics = {"orders": TopicExtent("orders", "e1", 10, end)}
-        reached = stream_offsets.advance(begin, stream_offsets.new_ranges(begin, topics, [], None), topics)
-        assert stream_offsets.ranges_between(begin, reached) == [OffsetRange("orders", "e1", 60, expected)]
+        reached = stream_offsets.advance(
+            begin, stream_offsets.find_new_ranges(begin, topics, [], None), topics
+        )
+        assert stream_offsets.resolve_ranges_between(begin, reached) == [
+            OffsetRange("orders", "e1", 60, expected)
+        ]
 
 
 def test_a_topic_that_appears_is_read_from_its_first_record() -> None:
     """An empty one is not mentioned before it has something, so that it makes no batch."""
     topics = {"orders": ORDERS, "empty": TopicExtent("empty", "e", 0, 0)}
     losses: list[str] = []
-    ranges = stream_offsets.new_ranges({}, topics, losses, None)
+    ranges = stream_offsets.find_new_ranges({}, topics, losses, None)
     reached = stream_offsets.advance({}, ranges, topics)
     assert reached == {"orders": StreamPosition(50, "e1", begin=10)}
-    assert stream_offsets.ranges_between({}, reached) == [OffsetRange("orders", "e1", 10, 50)]
+    assert stream_offsets.resolve_ranges_between({}, reached) == [OffsetRange("orders", "e1", 10, 50)]
     assert not losses
 
 
 def test_where_a_topic_began_is_known_for_as_long_as_nothing_follows() -> None:
     """The position stays the same, to the letter, until there is more to read; then what was before says it."""
     topics, longer = {"orders": ORDERS}, {"orders": TopicExtent("orders", "e1", 10, 60)}
-    first = stream_offsets.advance({}, stream_offsets.new_ranges({}, topics, [], None), topics)
-    assert stream_offsets.advance(first, stream_offsets.new_ranges(first, topics, [], None), topics) == first
-    second = stream_offsets.advance(first, stream_offsets.new_ranges(first, longer, [], None), longer)
+    first = stream_offsets.advance({}, stream_offsets.find_new_ranges({}, topics, [], None), topics)
+    assert (
+        stream_offsets.advance(first, stream_offsets.find_new_ranges(first, topics, [], None), topics)
+        == first
+    )
+    second = stream_offsets.advance(first, stream_offsets.find_new_ranges(first, longer, [], None), longer)
     assert second == {"orders": StreamPosition(60, "e1")}
-    assert stream_offsets.ranges_between(first, second) == [OffsetRange("orders", "e1", 50, 60)]
+    assert stream_offsets.resolve_ranges_between(first, second) == [OffsetRange("orders", "e1", 50, 60)]
 
 
 def test_a_topic_that_vanishes_is_a_loss_and_forgotten() -> None:
     positions = {"orders": StreamPosition(20, "e1")}
-    assert stream_offsets.advance(positions, stream_offsets.new_ranges(positions, {}, [], None), {}) == {}
-    assert stream_offsets.departed_topics(positions, {}, {}) == [
+    assert (
+        stream_offsets.advance(positions, stream_offsets.find_new_ranges(positions, {}, [], None), {}) == {}
+    )
+    assert stream_offsets.describe_departures(positions, {}, {}) == [
         "topic 'orders' was deleted: what it held from offset 20 on is gone"
     ]
 
 
 def test_a_topic_that_is_not_asked_for_any_more_was_not_deleted() -> None:
     positions = {"orders": StreamPosition(20, "e1"), "other": StreamPosition(3, "e")}
-    assert stream_offsets.departed_topics(positions, {"other"}, {"orders", "other"}) == [
+    assert stream_offsets.describe_departures(positions, {"other"}, {"orders", "other"}) == [
         "topic 'orders' is not to be read any more: it is left out from offset 20 on"
     ]
 
@@ -211,10 +222,10 @@ def test_a_topic_that_is_not_asked_for_any_more_was_not_deleted() -> None:
 def test_a_topic_that_was_created_again_is_a_loss_and_begins_anew() -> None:
     losses: list[str] = []
     positions = {"orders": StreamPosition(20, "e0")}
-    ranges = stream_offsets.new_ranges(positions, {"orders": ORDERS}, losses, None)
+    ranges = stream_offsets.find_new_ranges(positions, {"orders": ORDERS}, losses, None)
     reached = stream_offsets.advance(positions, ranges, {"orders": ORDERS})
     assert reached == {"orders": StreamPosition(50, "e1", begin=10)}
-    assert stream_offsets.ranges_between(positions, reached) == [OffsetRange("orders", "e1", 10, 50)]
+    assert stream_offsets.resolve_ranges_between(positions, reached) == [OffsetRange("orders", "e1", 10, 50)]
     assert losses == [
         "topic 'orders' was deleted and created again, or restored (its epoch is e1, not e0): "
         "what it held from offset 20 on is gone"
@@ -223,7 +234,7 @@ def test_a_topic_that_was_created_again_is_a_loss_and_begins_anew() -> None:
 
 def test_retention_that_overtakes_a_stream_is_a_loss() -> None:
     losses: list[str] = []
-    stream_offsets.new_ranges({"orders": StreamPosition(4, "e1")}, {"orders": ORDERS}, losses, None)
+    stream_offsets.find_new_ranges({"orders": StreamPosition(4, "e1")}, {"orders": ORDERS}, losses, None)
     assert losses == ["topic 'orders': offsets 4 to 9 are gone"]
 
 
@@ -237,10 +248,10 @@ def test_a_stream_that_is_to_end_goes_no_further() -> None:
     }
     positions = {"orders": StreamPosition(20, "e1"), "other": StreamPosition(3, "e0")}
     reached = stream_offsets.advance(
-        positions, stream_offsets.new_ranges(positions, topics, [], until), topics
+        positions, stream_offsets.find_new_ranges(positions, topics, [], until), topics
     )
     assert reached == {"orders": StreamPosition(30, "e1"), "other": StreamPosition(3, "e0")}
     assert (
-        stream_offsets.advance(reached, stream_offsets.new_ranges(reached, topics, [], until), topics)
+        stream_offsets.advance(reached, stream_offsets.find_new_ranges(reached, topics, [], until), topics)
         == reached
     )

@@ -1,4 +1,4 @@
-"""The tables of a warehouse, asked with SQL: deltalake's own engine, so neither Spark nor a JVM is needed."""
+"""Query the tables of a warehouse with SQL, by deltalake's own engine: without Spark and without a JVM."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from himalia.errors import ConfigurationError, TableNotFound, WarehouseNotFound
 from himalia.protocol.models import TableColumn, TableSummary
 from himalia.record import format_ts
 from himalia.tables.catalog import CATALOG
-from himalia.tables.errors import NEED_DELTALAKE, no_such_table, translating
-from himalia.tables.query import Statement, asking, counting, is_query, not_a_query, reading
+from himalia.tables.errors import NEED_DELTALAKE, no_such_table, translate_errors
+from himalia.tables.query import Statement, count_rows, is_query, not_a_query, parse_query, select_rows
 from himalia.tables.result import Result
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 LOG = "_delta_log"
 VERSION_DIGITS = 20
-"""What makes a directory a Delta table: in its log, files whose names begin with the number of a version."""
+"""A directory is a Delta table if its log has files whose names begin with the number of a version."""
 ENGINE = {"datafusion.catalog.information_schema": "true"}
 
 
@@ -31,7 +31,7 @@ class Tables:
     """The tables below a directory, read-only. Every call sees each table as it is when the call begins.
 
     ``engine`` are settings of the query engine (DataFusion); ``memory_bytes_max`` bounds what one query may use.
-    Raises ``WarehouseNotFound``, ``TableNotFound``, ``BadQuery``, or ``QueryTooLarge``, in words for people.
+    Raises ``WarehouseNotFound``, ``TableNotFound``, ``BadQuery``, or ``QueryTooLarge``, with messages for users.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Tables:
         self._memory_bytes_max = memory_bytes_max
 
     def names(self) -> list[str]:
-        """The tables that are there: the pipeline's own first. None where no pipeline has run yet."""
+        """Return the tables that exist, the pipeline's own first; an empty list where no pipeline has run yet."""
         try:
             found = {entry.name for entry in self.path.iterdir() if _has_commits(entry / LOG)}
         except (FileNotFoundError, NotADirectoryError):
@@ -55,16 +55,16 @@ class Tables:
             raise ConfigurationError(f"the warehouse {self.path} cannot be read: {error.strerror}") from None
         return [name for name in CATALOG if name in found] + sorted(found - CATALOG.keys())
 
-    def existing(self) -> list[str]:
-        """The same, but ``WarehouseNotFound`` where there is none."""
+    def require_names(self) -> list[str]:
+        """Return the tables that exist; raise ``WarehouseNotFound`` if there are none."""
         names = self.names()
         if not names:
             raise WarehouseNotFound(self.path)
         return names
 
     def describe(self) -> list[TableSummary]:
-        """Each table with its columns and its size. Reads no rows."""
-        return [_info(name, self._open(name, [name])) for name in self.names()]
+        """Return each table with its columns and its size. Reads no rows."""
+        return [_summarize(name, self._open(name, [name])) for name in self.names()]
 
     def read(
         self,
@@ -75,14 +75,14 @@ class Tables:
         columns: Sequence[str] | None = None,
         limit: int | None = None,
     ) -> Result:
-        """The rows of a table for which ``where``, a condition in SQL, holds; the newest first.
+        """Return the rows of a table for which ``where``, a condition in SQL, holds; the newest first.
 
         ``order`` names columns instead, each with ``asc`` or ``desc``: ``run_ms desc, started``.
         """
-        names = self.existing()
+        names = self.require_names()
         known = [field.name for field in self._open(name, names).schema().fields]
         schema = CATALOG.get(name)
-        statement = reading(
+        statement = select_rows(
             name,
             known,
             where=where,
@@ -91,24 +91,26 @@ class Tables:
             columns=columns,
             limit=limit,
         )
-        return self._ask(statement, _named(where, names) | {name}, names)
+        return self._execute(statement, _mentioned_tables(where, names) | {name}, names)
 
     def count(self, name: str, where: str | None = None) -> int:
-        """How many rows of a table there are for which ``where`` holds."""
-        names = self.existing()
+        """Count the rows of a table for which ``where`` holds."""
+        names = self.require_names()
         if name not in names:
             raise no_such_table(name, names)
-        result = self._ask(counting(name, where), _named(where, names) | {name}, names)
+        result = self._execute(count_rows(name, where), _mentioned_tables(where, names) | {name}, names)
         return int(result.rows()[0]["rows"])
 
     def sql(self, text: str) -> Result:
-        """The answer to a query over all tables. ``BadQuery`` for what is not a query."""
-        query = asking(text)
-        names = self.existing()
-        return self._ask(query.statement, _named(text, names) or set(names), names, plan=query.plan)
+        """Run a query over all tables. Raises ``BadQuery`` for a statement that is not a query."""
+        query = parse_query(text)
+        names = self.require_names()
+        return self._execute(
+            query.statement, _mentioned_tables(text, names) or set(names), names, plan=query.plan
+        )
 
     def _open(self, name: str, names: Sequence[str]) -> DeltaTable:
-        # By the listing, so that a name cannot lead out of the warehouse.
+        # Checked against the listing, so that a name cannot lead out of the warehouse.
         if name not in names:
             raise no_such_table(name, names)
         try:
@@ -121,7 +123,7 @@ class Tables:
             reason = " ".join(str(error).split())
             raise TableNotFound(f"the table {name!r} in {self.path} cannot be read: {reason}") from error
 
-    def _ask(
+    def _execute(
         self, statement: Statement, wanted: set[str], names: list[str], *, plan: Statement | None = None
     ) -> Result:
         def execute() -> Any:
@@ -142,10 +144,10 @@ class Tables:
 
 
 def read_positions(table: DeltaTable) -> dict[tuple[str, str], int]:
-    """The next offset that the pipeline reads, by topic and epoch, from its table of positions.
+    """Return the next offset that the pipeline reads, by topic and epoch, from its table of positions.
 
-    By the engine, not by ``to_pyarrow_table``: threads of pyarrow would call Python for the files, and a process that
-    exits while one of them does is aborted.
+    The engine reads it, not ``to_pyarrow_table``: threads of pyarrow call Python for the files, and a process that
+    exits during such a call is aborted.
     """
     from deltalake import QueryBuilder
 
@@ -156,27 +158,27 @@ def read_positions(table: DeltaTable) -> dict[tuple[str, str], int]:
 
 
 def _require_query(engine: QueryBuilder, plan: Statement, names: Sequence[str]) -> None:
-    """``BadQuery`` if the engine's plan would do anything but read."""
-    with translating(plan, names):
+    """Raise ``BadQuery`` if the engine's plan would do anything but read."""
+    with translate_errors(plan, names):
         root = str(engine.execute(plan.text).read_all().column("plan")[0].as_py())
     if not is_query(root.partition("\n")[0]):
         raise not_a_query(plan.text.partition("\n")[2].strip())
 
 
 def _has_commits(log: Path) -> bool:
-    """Whether there is a table: not yet while its first commit is being written, nor if that never came."""
+    """Whether there is a table: not before its first commit is complete."""
     try:
         return any(file.name[:VERSION_DIGITS].isdecimal() for file in log.iterdir())
     except (FileNotFoundError, NotADirectoryError):
         return False
 
 
-def _named(text: str | None, names: Sequence[str]) -> set[str]:
-    """The tables that a text can mean. Opening one costs some milliseconds, so the others are not."""
+def _mentioned_tables(text: str | None, names: Sequence[str]) -> set[str]:
+    """Return the tables that a text may refer to. Opening one takes some milliseconds, so the others are not opened."""
     return {name for name in names if text and re.search(rf"\b{re.escape(name)}\b", text, re.IGNORECASE)}
 
 
-def _info(name: str, table: DeltaTable) -> TableSummary:
+def _summarize(name: str, table: DeltaTable) -> TableSummary:
     schema = CATALOG.get(name)
     meanings = schema.meanings if schema else {}
     files: Any = table.get_add_actions(flatten=True)
@@ -189,29 +191,33 @@ def _info(name: str, table: DeltaTable) -> TableSummary:
         updated=format_ts(table.history(1)[0]["timestamp"] * 1000),
         columns=[
             TableColumn(
-                field.name, _type(field.type), meanings.get(field.name) or field.metadata.get("comment", "")
+                field.name,
+                _sql_type(field.type),
+                meanings.get(field.name) or field.metadata.get("comment", ""),
             )
             for field in table.schema().fields
         ],
     )
 
 
-def _type(kind: Any) -> str:
-    """A column's type as SQL calls it: ``bigint``, ``array<string>``."""
-    return _type_name(msgspec.json.decode(kind.to_json()))
+def _sql_type(kind: Any) -> str:
+    """Return the name of a column's type in SQL: ``bigint``, ``array<string>``."""
+    return _sql_type_name(msgspec.json.decode(kind.to_json()))
 
 
 _NAMES = {"long": "bigint", "integer": "int", "short": "smallint", "byte": "tinyint"}
 
 
-def _type_name(described: Any) -> str:
+def _sql_type_name(described: Any) -> str:
     if isinstance(described, str):
         return _NAMES.get(described, described)
     match described["type"]:
         case "array":
-            return f"array<{_type_name(described['elementType'])}>"
+            return f"array<{_sql_type_name(described['elementType'])}>"
         case "map":
-            return f"map<{_type_name(described['keyType'])},{_type_name(described['valueType'])}>"
+            return f"map<{_sql_type_name(described['keyType'])},{_sql_type_name(described['valueType'])}>"
         case _:
-            fields = ",".join(f"{field['name']}:{_type_name(field['type'])}" for field in described["fields"])
+            fields = ",".join(
+                f"{field['name']}:{_sql_type_name(field['type'])}" for field in described["fields"]
+            )
             return f"struct<{fields}>"
