@@ -71,9 +71,7 @@ def main(
     rounds: Annotated[
         int | None, typer.Option(min=1, max=20, help="How often each server has its turn.")
     ] = None,
-    minutes: Annotated[
-        float | None, typer.Option(min=0.2, max=600, help="How long clients come and go in `churn`.")
-    ] = None,
+    minutes: Annotated[float | None, typer.Option(min=0.2, max=600, help="How long `churn` runs.")] = None,
     patience: Annotated[
         float, typer.Option(min=0, max=3600, help="Seconds, in all, for repeating disturbed runs.")
     ] = 30,

@@ -312,11 +312,11 @@ def _slow_heads(assault: Assault) -> None:
 ARROW = "application/vnd.apache.arrow.stream"
 ABUSES = (
     Abuse("nothing", _wait, is_control=True),
-    Abuse("a program that counts and asks for nothing", _count, is_control=True),
+    Abuse("a program that only counts", _count, is_control=True),
     Abuse("600,000 empty fragments", _frames(_fragments)),
     Abuse("300,000 pings", _frames(lambda assault: frame(b"", 0x89) * len(assault.times(300_000)))),
     Abuse(
-        "200,000 messages that are no JSON",
+        "200,000 messages that are not JSON",
         _frames(lambda assault: frame(b"x") * len(assault.times(200_000))),
     ),
     Abuse("100 subscriptions on `>` over 1,500 topics", _subscribe_to_all, _create_topics),
@@ -334,7 +334,7 @@ ABUSES = (
     Abuse("8 table queries, endless and greedy", _queries, _check_table),
     Abuse("2,000 WebSockets that come and go", _connections),
     Abuse("1,000 requests with headers of 60 KB, pipelined", _long_headers),
-    Abuse("400 heads that come byte by byte", _slow_heads),
+    Abuse("400 heads sent byte by byte", _slow_heads),
     Abuse("250 connections with 15,000 headers each, without a key", _many_headers),
     Abuse("100 filters that take long to compile", _costly_filters),
     Abuse("1,200 records on which five filters fail", _failing_filters),

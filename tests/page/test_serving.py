@@ -126,6 +126,6 @@ def test_a_large_file_is_not_hashed_for_every_stranger(
 def test_every_module_is_documented() -> None:
     """docs/page.md says what each module is, by folder, and names none that is not there."""
     document = (Path(__file__).parents[2] / "docs" / "page.md").read_text()
-    table = document.partition("## How it is made")[2]
+    table = document.partition("## Implementation")[2]
     rows = "\n".join(line.split("|")[1] for line in table.splitlines() if line.startswith("|"))
     assert sorted(re.findall(r"`((?:\w+/)?\w+\.js)`", rows)) == MODULES
