@@ -4,33 +4,33 @@ import httpx
 import pytest
 
 from himalia import errors
-from himalia.client.errors import error_from, error_from_response, translate_errors
+from himalia.client.errors import make_error, make_response_error, translate_errors
 from himalia.protocol import ErrorBody
 
 
 @pytest.mark.parametrize("code", list(errors.ErrorCode))
 def test_every_code_has_its_class(code: errors.ErrorCode) -> None:
     """An error that the server sends is raised as the class that has this code, with the server's sentence."""
-    error = error_from(ErrorBody(code, "a sentence"), topic="orders")
+    error = make_error(ErrorBody(code, "a sentence"), topic="orders")
     assert error.code == code
     assert (error.message, str(error), error.data["topic"]) == ("a sentence", "a sentence", "orders")
 
 
 def test_a_code_of_a_newer_server_is_still_an_error() -> None:
     """A code that this client does not know is a HimaliaError that keeps it."""
-    error = error_from(ErrorBody("TOO_NEW", "a sentence"))
+    error = make_error(ErrorBody("TOO_NEW", "a sentence"))
     assert type(error) is errors.HimaliaError
     assert error.data["code"] == "TOO_NEW"
 
 
 def test_the_topmost_class_of_a_code() -> None:
     """UNAVAILABLE is LogUnavailable: the client cannot know the reason below it."""
-    assert type(error_from(ErrorBody("UNAVAILABLE", "x"))) is errors.LogUnavailable
+    assert type(make_error(ErrorBody("UNAVAILABLE", "x"))) is errors.LogUnavailable
 
 
 def test_an_answer_of_something_else_is_a_failed_connection() -> None:
     """An HTTP error without our error in it is told as what it is."""
-    error = error_from_response("http://h", 502, b"<html>Bad Gateway</html>")
+    error = make_response_error("http://h", 502, b"<html>Bad Gateway</html>")
     assert isinstance(error, errors.ConnectionFailed)
     assert "502" in error.message
 

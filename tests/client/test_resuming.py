@@ -227,7 +227,7 @@ async def test_a_server_that_falls_silent_is_left(
         lost = (await receive(items, 1))[0]
         relay.drops_replies = False
         [event] = await receive_events(items, 1)
-    assert isinstance(lost, Disconnected) and "does not answer" in lost.reason
+    assert isinstance(lost, Disconnected) and "did not respond" in lost.reason
     assert event.payload == 1
 
 

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterable, Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack, overload
 
-from himalia.client.api.kernels import KernelApi
-from himalia.client.api.server import ServerApi
-from himalia.client.api.tables import TableApi
-from himalia.client.api.topics import TopicApi
+from himalia.client.api.kernels import KernelResource
+from himalia.client.api.server import ServerResource
+from himalia.client.api.tables import TableResource
+from himalia.client.api.topics import TopicResource
 from himalia.client.connection import WebSocketConnection
 from himalia.client.discovery import ServerLocator
 from himalia.client.events import Event, Notice, Outgoing, Published
@@ -24,7 +24,7 @@ from himalia.topics import check_name
 logger = logging.getLogger("himalia.client")
 
 
-class Client(TopicApi, TableApi, KernelApi, ServerApi):
+class Client(TopicResource, TableResource, KernelResource, ServerResource):
     """A client of one server::
 
         async with Client() as client:

@@ -11,8 +11,8 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
 from himalia.client.discovery import Address
-from himalia.client.errors import error_from_response, translate_errors
-from himalia.client.server_proof import connected_socket
+from himalia.client.errors import make_response_error, translate_errors
+from himalia.client.server_proof import connect_verified
 from himalia.errors import ConnectionFailed, HimaliaError, InternalError
 from himalia.protocol import ClientMessage, ServerMessage, encode
 from himalia.tls import client_context
@@ -58,7 +58,7 @@ class WebSocketConnection:
                 is_checked = address.needs_proof and not is_proxied
                 socket = await connect(
                     address.websocket_url,
-                    sock=await connected_socket(address) if is_checked else None,
+                    sock=await connect_verified(address) if is_checked else None,
                     additional_headers=address.headers,
                     compression=None,
                     proxy=True if is_proxied else None,
@@ -74,7 +74,7 @@ class WebSocketConnection:
             except InvalidStatus as error:
                 refusal = error.response
                 content = bytes(refusal.body or b"")
-                raise error_from_response(address.url, refusal.status_code, content) from None
+                raise make_response_error(address.url, refusal.status_code, content) from None
         return cls(socket, address.url)
 
     async def send(self, message: bytes) -> None:
@@ -90,7 +90,7 @@ class WebSocketConnection:
             self._received_at = asyncio.get_running_loop().time()
         except ConnectionClosed as closed:
             raise ConnectionFailed(
-                f"the connection to {self.url} closed: {self._reason(closed)}", url=self.url
+                f"the connection to {self.url} closed: {self._describe_close(closed)}", url=self.url
             ) from None
         finally:
             self._is_receiving = False
@@ -118,9 +118,9 @@ class WebSocketConnection:
                 self._socket.transport.abort()
                 return
 
-    def _reason(self, closed: ConnectionClosed) -> str:
+    def _describe_close(self, closed: ConnectionClosed) -> str:
         if self._timed_out:
-            return "the server does not answer"
+            return "the server did not respond"
         if closed.rcvd is None:
             return "connection lost"
         return closed.rcvd.reason or f"close code {closed.rcvd.code}"

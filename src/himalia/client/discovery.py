@@ -79,7 +79,7 @@ class ServerLocator:
         self._url: str | None = None
         token_in_url = None
         if url := url or os.environ.get("HIMALIA_URL"):
-            self._url, token_in_url = _parse(url)
+            self._url, token_in_url = _parse_url(url)
         self._token = token or token_in_url or os.environ.get("HIMALIA_TOKEN") or None
         self._log: str | None = None
 
@@ -87,14 +87,14 @@ class ServerLocator:
         """Return the current address. Raises ``ConnectionFailed`` if there is no server."""
         if self._url is not None and self._token is not None:
             return Address(self._url, self._token)
-        server = self._running()
+        server = self._find_running()
         if self._url is not None:
             return Address(self._url, server.token if server else None)
         if server is None:
             raise ConnectionFailed(NO_SERVER)
         return Address(server.url, self._token or server.token)
 
-    def _running(self) -> RunningServer | None:
+    def _find_running(self) -> RunningServer | None:
         servers = running_servers()
         if self._url is not None:
             return next((server for server in servers if server.url == self._url), None)
@@ -106,7 +106,7 @@ class ServerLocator:
         return servers[0]
 
 
-def _parse(url: str) -> tuple[str, str | None]:
+def _parse_url(url: str) -> tuple[str, str | None]:
     """Split a URL into base URL and token. The token never stays in the URL, where logs would show it."""
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")

@@ -25,13 +25,13 @@ def encode_payload(payload: Any) -> bytes:
     if isinstance(payload, msgspec.Raw):
         return bytes(payload)
     try:
-        _check(payload, 0)
+        _check_value(payload, 0)
         return _encode(payload)
     except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
         raise BadRequest(f"cannot encode the payload as JSON: {error}") from None
 
 
-def _check(value: Any, depth: int) -> None:
+def _check_value(value: Any, depth: int) -> None:
     """Raise ``ValueError`` for a value that the encoder would change. Checks fields of structs and dataclasses too."""
     kind = type(value)
     if kind is str or kind is int or kind is bool or value is None:
@@ -47,18 +47,18 @@ def _check(value: Any, depth: int) -> None:
     if isinstance(value, dict):
         _check_names(value)
         for name, one in value.items():
-            _check(name, depth + 1)
-            _check(one, depth + 1)
+            _check_value(name, depth + 1)
+            _check_value(one, depth + 1)
     elif isinstance(value, Enum):
-        _check(value.value, depth + 1)
+        _check_value(value.value, depth + 1)
     elif isinstance(value, list | tuple):
         for one in value:
-            _check(one, depth + 1)
+            _check_value(one, depth + 1)
     elif isinstance(value, set | frozenset):
         raise ValueError("a set has no order and JSON has no sets; send a list: sorted(...)")
     else:
-        for name in _fields(kind):
-            _check(getattr(value, name, None), depth + 1)
+        for name in _field_names(kind):
+            _check_value(getattr(value, name, None), depth + 1)
 
 
 def _check_names(value: dict[Any, Any]) -> None:
@@ -72,7 +72,7 @@ def _check_names(value: dict[Any, Any]) -> None:
         raise ValueError("two keys of a dict are the same name in JSON, such as 1 and '1'")
 
 
-def _fields(kind: type) -> Iterable[str]:
+def _field_names(kind: type) -> Iterable[str]:
     """Return the field names of a msgspec struct, a dataclass or an attrs class; none of another class."""
     if issubclass(kind, msgspec.Struct):
         return kind.__struct_fields__
@@ -88,7 +88,7 @@ def _encode_scalar(value: Any) -> Any:
     is_time = getattr(getattr(value, "dtype", None), "kind", "") in ("M", "m")
     if callable(item) and getattr(value, "shape", None) == () and not is_time:
         held = item()
-        _check(held, 0)
+        _check_value(held, 0)
         if type(held) is not type(value):
             return held
     kind = type(value)

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from himalia.client.connection import WebSocketConnection
-from himalia.client.errors import error_from
+from himalia.client.errors import make_error
 from himalia.client.events import Outgoing, Published
 from himalia.client.payload import encode_payload
 from himalia.errors import ConnectionFailed, ErrorCode, HimaliaError, InternalError
@@ -56,13 +56,13 @@ class Publisher:
 
     def submit(self, topic: str, outgoing: Outgoing, timeout_s: float) -> PendingPublish:
         """Queue a message for sending; ``wait`` returns its receipt."""
-        message = _message(outgoing)
+        message = _encode_message(outgoing)
         request_id = str(next(self._request_ids))
         frame = encode(ClientMessage("publish", topic=topic, message=message, request_id=request_id))
         deadline = asyncio.get_running_loop().time() + timeout_s
         pending = self._pending[request_id] = PendingPublish(topic, message.id, frame, deadline)
         pending.receipt.add_done_callback(lambda _: self._pending.pop(request_id, None))
-        self._send_soon(request_id)
+        self._queue_send(request_id)
         if self._running is None or self._running.done():
             self._running = asyncio.create_task(self._run())
         return pending
@@ -90,9 +90,9 @@ class Publisher:
         if self._running is not None:
             self._running.cancel()
             await asyncio.gather(self._running, return_exceptions=True)
-        self._fail_all(ConnectionFailed("the client was closed before the server answered"))
+        self._fail_all(ConnectionFailed("the client was closed before the server acknowledged the message"))
 
-    def _send_soon(self, request_id: str) -> None:
+    def _queue_send(self, request_id: str) -> None:
         self._unsent.append(request_id)
         self._work.set()
 
@@ -141,7 +141,7 @@ class Publisher:
         await asyncio.sleep(self._backoff.next_s())
         self._clear_unsent()
         for request_id in self._pending:
-            self._send_soon(request_id)
+            self._queue_send(request_id)
 
     def _clear_unsent(self) -> None:
         self._unsent.clear()
@@ -185,29 +185,29 @@ class Publisher:
         assert reply.error is not None
         request_id = reply.request_id
         if request_id is None and reply.error.code == ErrorCode.MESSAGE_TOO_LARGE:
-            request_id = self._largest()
+            request_id = self._find_largest()
         pending = self._pending.get(request_id or "")
         if request_id is None or pending is None or pending.receipt.done():
             logger.debug("ignoring an error of no pending publish: %s", reply.error.message)
             return
-        error = error_from(reply.error, topic=pending.topic, id=pending.id)
+        error = make_error(reply.error, topic=pending.topic, id=pending.id)
         if not isinstance(error, TRANSIENT_ERRORS):
-            # Now, not when the future's callback runs: the next error may be about size too, and ``_largest`` must not
-            # return this one again.
+            # Now, not when the future's callback runs: the next error may be about size too, and ``_find_largest``
+            # must not return this one again.
             del self._pending[request_id]
             _fail(pending, error)
             return
         pending.refusal = error
         delay_s = pending.backoff.next_s()
-        asyncio.get_running_loop().call_later(delay_s, self._send_refused, request_id)
+        asyncio.get_running_loop().call_later(delay_s, self._resend, request_id)
 
-    def _send_refused(self, request_id: str) -> None:
+    def _resend(self, request_id: str) -> None:
         pending = self._pending.get(request_id)
         if pending is not None and pending.refusal is not None:
             pending.refusal = None
-            self._send_soon(request_id)
+            self._queue_send(request_id)
 
-    def _largest(self) -> str | None:
+    def _find_largest(self) -> str | None:
         """Return the request that an error about size belongs to. The server skips a frame that is too large without
         reading its id; but if any was too large, so was the largest."""
         unsent = set(self._unsent)
@@ -221,7 +221,7 @@ def _fail(pending: PendingPublish, error: HimaliaError) -> None:
     pending.receipt.exception()
 
 
-def _message(outgoing: Outgoing) -> Message:
+def _encode_message(outgoing: Outgoing) -> Message:
     return Message(
         str(outgoing.id or uuid.uuid4()),
         msgspec.Raw(encode_payload(outgoing.payload)),
@@ -268,7 +268,7 @@ class BulkPublish:
             await self._stop(feeding, collecting)
 
     async def _feed(self, source: Iterable[Any] | AsyncIterable[Any]) -> None:
-        async for item in _each(source):
+        async for item in _iterate(source):
             outgoing = item if isinstance(item, Outgoing) else Outgoing(item)
             pending = self._publisher.submit(self._topic, outgoing, self._timeout_s)
             self._in_flight_bytes += len(pending.frame)
@@ -301,7 +301,7 @@ class BulkPublish:
                 pending.receipt.cancel()
 
 
-async def _each(source: Iterable[Any] | AsyncIterable[Any]) -> AsyncIterator[Any]:
+async def _iterate(source: Iterable[Any] | AsyncIterable[Any]) -> AsyncIterator[Any]:
     if isinstance(source, AsyncIterable):
         async for item in source:
             yield item

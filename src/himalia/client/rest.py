@@ -10,8 +10,9 @@ import httpx
 import msgspec
 
 from himalia.client.discovery import Address, ServerLocator
-from himalia.client.errors import error_from_response, not_himalia, translate_errors
-from himalia.client.server_proof import PROOF_TIMEOUT_S, is_here, prove
+from himalia.client.errors import make_response_error, translate_errors
+from himalia.client.server_proof import PROOF_TIMEOUT_S, is_local, prove
+from himalia.connection_errors import make_unexpected_response_error
 from himalia.protocol import encode
 from himalia.tls import client_context
 
@@ -61,12 +62,12 @@ class RestClient:
                 extensions=_extensions(address),
             )
         if not response.is_success and response.status_code != also:
-            raise error_from_response(address.url, response.status_code, response.content)
+            raise make_response_error(address.url, response.status_code, response.content)
         try:
             # A response without content decodes to None.
             return msgspec.json.decode(response.content or b"null", type=response_type)
         except msgspec.MsgspecError:
-            raise not_himalia(address.url) from None
+            raise make_unexpected_response_error(address.url) from None
 
     async def stream(
         self, path: str, decode: Callable[[bytes], Decoded], **data: Any
@@ -84,7 +85,7 @@ class RestClient:
             try:
                 if not response.is_success:
                     content = await response.aread()
-                    raise error_from_response(address.url, response.status_code, content, **data)
+                    raise make_response_error(address.url, response.status_code, content, **data)
                 async for line in _lines(response):
                     yield decode(line)
             finally:
@@ -112,7 +113,7 @@ def _extensions(address: Address) -> dict[str, Any]:
         if event != "connection.connect_tcp.complete":
             return
         stream = info["return_value"]
-        if not is_here(stream.get_extra_info("client_addr"), stream.get_extra_info("server_addr")):
+        if not is_local(stream.get_extra_info("client_addr"), stream.get_extra_info("server_addr")):
             return
         try:
             await prove(

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from himalia.client.discovery import Address
-from himalia.client.errors import error_from_response
+from himalia.client.errors import make_response_error
 from himalia.errors import ConnectionFailed, ErrorCode, HimaliaError
 from himalia.protocol.models import ProofResponse
 from himalia.token_proof import ANSWER_BYTES_MAX, Challenge, is_same_machine, not_proven
@@ -51,7 +51,7 @@ async def prove(address: Address, send: Send, receive: Receive) -> None:
 
 
 def _refusal(address: Address, status: int, body: bytes) -> HimaliaError:
-    error = error_from_response(address.url, status, body)
+    error = make_response_error(address.url, status, body)
     if error.data.get("code") in _RAISED_AS_SENT:
         return error
     return ConnectionFailed(not_proven(address.url), url=address.url)
@@ -83,18 +83,18 @@ async def _receive_more(address: Address, receive: Receive, so_far: bytes) -> by
     return data
 
 
-def is_here(own: Any, peer: Any) -> bool:
+def is_local(own: Any, peer: Any) -> bool:
     """Return whether both ends of a connection, given as socket addresses, are on this machine."""
     return is_same_machine(own[0], peer[0])
 
 
-async def connected_socket(address: Address) -> socket.socket:
-    """Connect a socket to a server, and verify the server if it is on this machine."""
+async def connect_verified(address: Address) -> socket.socket:
+    """Connect a socket to a server. A server on this machine must prove that it knows the token."""
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(PROOF_TIMEOUT_S):
         connected = await _open_socket(address)
         try:
-            if is_here(connected.getsockname(), connected.getpeername()):
+            if is_local(connected.getsockname(), connected.getpeername()):
                 await prove(
                     address,
                     lambda data: loop.sock_sendall(connected, data),

@@ -13,7 +13,7 @@ from typing import Generic, Self, TypeVar, cast
 from msgspec.structs import replace
 
 from himalia.client.connection import WebSocketConnection
-from himalia.client.errors import error_from
+from himalia.client.errors import make_error
 from himalia.client.events import Disconnected, Dropped, Event, Gap, Notice, Resumed, TopicDeleted
 from himalia.client.subscription_state import SubscriptionState
 from himalia.errors import BadRequest, ConnectionFailed, ErrorCode, HimaliaError, TopicNotFound
@@ -64,7 +64,7 @@ class Subscription(Generic[Item]):
         self._ready: deque[Notice] = deque()
         self._failure: HimaliaError | None = None
         self._requests = 0
-        self._iterating = False
+        self._is_iterating = False
 
     async def __aenter__(self) -> Self:
         self._connection = await self._connect()
@@ -80,15 +80,15 @@ class Subscription(Generic[Item]):
         return self
 
     async def __anext__(self) -> Item:
-        if self._iterating:
+        if self._is_iterating:
             raise BadRequest("another task iterates over this subscription; give each task its own")
-        self._iterating = True
+        self._is_iterating = True
         try:
-            return await self._next()
+            return await self._next_item()
         finally:
-            self._iterating = False
+            self._is_iterating = False
 
-    async def _next(self) -> Item:
+    async def _next_item(self) -> Item:
         while True:
             if self._ready:
                 item: Event | Notice | None = self._ready.popleft()
@@ -182,7 +182,7 @@ class Subscription(Generic[Item]):
             reply = await connection.receive()
             if reply.error is not None and reply.error.code != ErrorCode.FILTER_FAILED:
                 # Also an error without a request id: the server cannot read the id of a request that is too large.
-                raise error_from(reply.error, topic=self.topic)
+                raise make_error(reply.error, topic=self.topic)
             if reply.request_id == request.request_id:
                 return reply
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from himalia.client.errors import error_from
+from himalia.client.errors import make_error
 from himalia.client.events import (
     Dropped,
     Event,
@@ -42,10 +42,10 @@ class SubscriptionState:
         # Topics that the ack of a resume named for the first time, requested again from their first record.
         self._created_while_disconnected: set[str] = set()
         self._first = first
-        self._policy = first.policy or _default_policy(first)
+        self._policy = first.policy or _choose_policy(first)
         if isinstance(first.start, dict):
             # A map of positions is a resume: topics that it lacks are new and begin at their first record.
-            self.positions = {topic: _position(at) for topic, at in first.start.items()}
+            self.positions = {topic: _to_position(at) for topic, at in first.start.items()}
             self.joined = self.follows_pattern
 
     def request(self) -> ClientMessage:
@@ -69,12 +69,12 @@ class SubscriptionState:
         The server starts topics that were created while the client was disconnected at their end. The subscription
         covers them from their first record, so they are requested again; messages before the next ack are ignored.
         """
-        acked = self._acked_positions(ack)
-        if self.joined and (unseen := self._unseen_topics(acked)):
+        acked = self._read_positions(ack)
+        if self.joined and (unseen := self._find_unseen_topics(acked)):
             self.positions.update(unseen)
             self._created_while_disconnected.update(unseen)
             return None
-        notices = self._changes(acked) if self.joined else []
+        notices = self._find_changes(acked) if self.joined else []
         self.positions = acked
         self._created_while_disconnected.clear()
         self.joined = True
@@ -83,7 +83,7 @@ class SubscriptionState:
             notices = [TopicDeleted(self.topic)]
         return notices
 
-    def _changes(self, acked: Mapping[str, Position]) -> list[Notice]:
+    def _find_changes(self, acked: Mapping[str, Position]) -> list[Notice]:
         """Return a notice for each topic that was deleted or created since the last message."""
         known = self.positions.keys() - self._created_while_disconnected
         deleted: list[Notice] = [
@@ -91,14 +91,14 @@ class SubscriptionState:
         ]
         return deleted + [TopicCreated(topic, at.epoch) for topic, at in acked.items() if topic not in known]
 
-    def _acked_positions(self, ack: ServerMessage) -> dict[str, Position]:
+    def _read_positions(self, ack: ServerMessage) -> dict[str, Position]:
         if self.follows_pattern:
             return ack.topics or {}
         if ack.offset is None:
             return {}
         return {self.topic: Position(ack.offset, ack.epoch or "")}
 
-    def _unseen_topics(self, acked: Mapping[str, Position]) -> dict[str, Position]:
+    def _find_unseen_topics(self, acked: Mapping[str, Position]) -> dict[str, Position]:
         return {
             topic: Position(0, at.epoch)
             for topic, at in acked.items()
@@ -108,16 +108,16 @@ class SubscriptionState:
     def on_message(self, message: ServerMessage) -> Event | Notice | None:
         """Translate a message to an event or notice, if it is one. Raises an error that ends the subscription."""
         if message.type == "event":
-            return self._event(message)
+            return self._to_event(message)
         if message.type == "info":
-            return self._info(message)
+            return self._to_notice(message)
         if message.type == "error" and message.error is not None:
             if message.error.code == ErrorCode.FILTER_FAILED:
                 return FilterFailure(message.topic or self.topic, message.error.message)
-            raise error_from(message.error, topic=message.topic or self.topic)
+            raise make_error(message.error, topic=message.topic or self.topic)
         return None
 
-    def _event(self, message: ServerMessage) -> Event | None:
+    def _to_event(self, message: ServerMessage) -> Event | None:
         topic, offset, ts = message.topic, message.offset, message.ts
         assert topic is not None and offset is not None and ts is not None and message.message is not None
         at = self.positions.get(topic)
@@ -126,14 +126,14 @@ class SubscriptionState:
         self.positions[topic] = Position(offset + 1, at.epoch if at else "")
         return Event.of(topic, offset, ts, message.message)
 
-    def _info(self, message: ServerMessage) -> Notice | None:
+    def _to_notice(self, message: ServerMessage) -> Notice | None:
         topic = message.topic or self.topic
         if message.msg == NoticeKind.DROPPED:
             first, last = message.first or 0, message.last or 0
-            self._move(topic, last + 1)
+            self._advance(topic, last + 1)
             return Dropped(topic, first, last, last - first + 1)
         if message.msg == NoticeKind.GAP:
-            self._move(topic, message.first or 0)
+            self._advance(topic, message.first or 0)
             return Gap(topic, message.requested or 0, message.first or 0, message.end or 0)
         if message.msg == NoticeKind.TOPIC_CREATED:
             self.positions[topic] = Position(message.offset or 0, message.epoch or "")
@@ -150,15 +150,15 @@ class SubscriptionState:
             )
         return None
 
-    def _move(self, topic: str, offset: int) -> None:
+    def _advance(self, topic: str, offset: int) -> None:
         at = self.positions.get(topic)
         self.positions[topic] = Position(offset, at.epoch if at else "")
 
 
-def _default_policy(first: ClientMessage) -> Policy:
+def _choose_policy(first: ClientMessage) -> Policy:
     """Return the policy that the server chooses by default."""
     return "drop_oldest" if first.start is None and first.since is None else "lossless"
 
 
-def _position(at: int | StartPosition) -> Position:
+def _to_position(at: int | StartPosition) -> Position:
     return Position(at.offset, at.epoch or "") if isinstance(at, StartPosition) else Position(at, "")

@@ -53,7 +53,7 @@ class _LoopThread:
         self._loop.close()
 
 
-def _blocking(
+def _make_sync(
     method: Callable[Concatenate[Client, Options], Coroutine[Any, Any, Result]],
 ) -> Callable[Concatenate[SyncClient, Options], Result]:
     """Make the synchronous twin of a method of ``Client``, with its parameters and its docstring."""
@@ -65,7 +65,7 @@ def _blocking(
     return cast("Callable[Concatenate[SyncClient, Options], Result]", call)
 
 
-def _iterating(
+def _make_sync_iterator(
     method: Callable[Concatenate[Client, Options], AsyncGenerator[Item, None]],
 ) -> Callable[Concatenate[SyncClient, Options], Iterator[Item]]:
     """Make the synchronous twin of a method of ``Client`` that returns an asynchronous generator."""
@@ -170,36 +170,36 @@ class SyncClient:
             return self._loop().run(self._client.execute(kernel_id, code, **options))
         return self._loop().run(self._client.execute(kernel_id, code, wait=False, **options))
 
-    publish = _blocking(Client.publish)
-    publish_many = _blocking(Client.publish_many)
+    publish = _make_sync(Client.publish)
+    publish_many = _make_sync(Client.publish_many)
 
-    create_topic = _blocking(Client.create_topic)
-    delete_topic = _blocking(Client.delete_topic)
-    topics = _blocking(Client.topics)
-    read = _iterating(Client.read)
+    create_topic = _make_sync(Client.create_topic)
+    delete_topic = _make_sync(Client.delete_topic)
+    topics = _make_sync(Client.topics)
+    read = _make_sync_iterator(Client.read)
 
-    stats = _blocking(Client.stats)
-    health = _blocking(Client.health)
-    confirm_clock = _blocking(Client.confirm_clock)
-    sessions = _blocking(Client.sessions)
-    revoke_session = _blocking(Client.revoke_session)
-    revoke_sessions = _blocking(Client.revoke_sessions)
+    stats = _make_sync(Client.stats)
+    health = _make_sync(Client.health)
+    confirm_clock = _make_sync(Client.confirm_clock)
+    sessions = _make_sync(Client.sessions)
+    revoke_session = _make_sync(Client.revoke_session)
+    revoke_sessions = _make_sync(Client.revoke_sessions)
 
-    tables = _blocking(Client.tables)
-    table = _blocking(Client.table)
+    tables = _make_sync(Client.tables)
+    table = _make_sync(Client.table)
 
-    kernels = _blocking(Client.kernels)
-    kernelspecs = _blocking(Client.kernelspecs)
-    kernel = _blocking(Client.kernel)
-    start_kernel = _blocking(Client.start_kernel)
-    attach_kernel = _blocking(Client.attach_kernel)
-    attach_all_kernels = _blocking(Client.attach_all_kernels)
-    stop_kernel = _blocking(Client.stop_kernel)
-    interrupt_kernel = _blocking(Client.interrupt_kernel)
-    restart_kernel = _blocking(Client.restart_kernel)
-    execution = _blocking(Client.execution)
-    cancel_execution = _blocking(Client.cancel_execution)
-    answer_input = _blocking(Client.answer_input)
+    kernels = _make_sync(Client.kernels)
+    kernelspecs = _make_sync(Client.kernelspecs)
+    kernel = _make_sync(Client.kernel)
+    start_kernel = _make_sync(Client.start_kernel)
+    attach_kernel = _make_sync(Client.attach_kernel)
+    attach_all_kernels = _make_sync(Client.attach_all_kernels)
+    stop_kernel = _make_sync(Client.stop_kernel)
+    interrupt_kernel = _make_sync(Client.interrupt_kernel)
+    restart_kernel = _make_sync(Client.restart_kernel)
+    execution = _make_sync(Client.execution)
+    cancel_execution = _make_sync(Client.cancel_execution)
+    answer_input = _make_sync(Client.answer_input)
 
 
 class SyncSubscription(Generic[Item]):

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 PACKAGE_FILES = (
     "pyspark_himalia/*.py",
     "himalia/__init__.py",
+    "himalia/connection_errors.py",
     "himalia/errors.py",
     "himalia/retry.py",
     "himalia/tls.py",
@@ -74,7 +75,11 @@ def _root(package: str) -> Path:
     return Path(spec.origin).parents[1]
 
 
-if __name__ == "__main__":
+def main() -> None:
     if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
         sys.exit("usage: python -m himalia.spark.package FILE.zip")
     print(write_package(Path(sys.argv[1])))
+
+
+if __name__ == "__main__":
+    main()

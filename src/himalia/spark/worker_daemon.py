@@ -48,7 +48,11 @@ def _disable_tcp_delays(sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
 
 
-if __name__ == "__main__":
+def main() -> None:
     tune_malloc()
     daemon.worker = wrap_worker(daemon.worker)
     daemon.manager()
+
+
+if __name__ == "__main__":
+    main()

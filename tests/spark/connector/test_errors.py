@@ -134,7 +134,7 @@ def test_a_stream_to_a_wrong_url_ends_at_once(spark: SparkSession, tmp_path: Pat
 )
 def test_a_url_that_is_none_is_told(url: str) -> None:
     """Also where a token is given, and nothing has to be looked for."""
-    with pytest.raises(BadRequest, match="is not the URL of a server; it looks like http://127"):
+    with pytest.raises(BadRequest, match="is not the URL of a server; use the form http://127"):
         resolve_address({"url": url, "token": "t"})
 
 
@@ -226,7 +226,7 @@ def test_an_answer_of_another_server_is_told(body: bytes) -> None:
         address = ServerAddress(url, None)
         reader = BatchReader({"url": url, "subscribe": "x", "retrySeconds": "0"})
         rows = iter([batch_of(value=["1"])])
-        told = f"^{url} answers 200 like no Himalia server does; check the URL$"
+        told = f"^unexpected response 200 from {url}: it is not a Himalia server; check the URL$"
         with pytest.raises(ConnectionFailed, match=told):
             reader.partitions()
         with pytest.raises(ConnectionFailed, match=told), ServerConnection(address) as connection:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from os import PathLike
 from typing import Literal, TypedDict, Unpack, overload
 
-from himalia.client.api.base import RestApi, path
+from himalia.client.api.resource import Resource, path
 from himalia.protocol.models import (
     Attached,
     AttachRequest,
@@ -37,7 +37,7 @@ class ExecuteOptions(TypedDict, total=False):
     stop_on_error: bool
 
 
-class KernelApi(RestApi):
+class KernelResource(Resource):
     async def kernels(self) -> list[Kernel]:
         """List the running kernels whose output you may read."""
         return await self._rest().call("GET", _path(), list[Kernel])

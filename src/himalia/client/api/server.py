@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from himalia.client.api.base import RestApi, path
+from himalia.client.api.resource import Resource, path
 from himalia.protocol.models import (
     ClockConfirmed,
     Health,
@@ -13,7 +13,7 @@ from himalia.protocol.models import (
 )
 
 
-class ServerApi(RestApi):
+class ServerResource(Resource):
     async def stats(self) -> Stats:
         """Return counters of the server, and of the topics and subscribers that you may see."""
         return await self._rest().call("GET", "/stats", Stats)

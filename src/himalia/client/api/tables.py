@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from himalia.client.api.base import RestApi, path
+from himalia.client.api.resource import Resource, path
 from himalia.protocol.models import TableList, TableRows, TableSummary
 
 
-class TableApi(RestApi):
+class TableResource(Resource):
     async def tables(self) -> list[TableSummary]:
         """List the tables of the pipeline with their columns; none if it has not run yet."""
         return (await self._rest().call("GET", "/tables", TableList)).tables

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 
 import msgspec
 
-from himalia.client.api.base import RestApi, path
+from himalia.client.api.resource import Resource, path
 from himalia.client.events import Event
 from himalia.errors import TopicExists
 from himalia.protocol.models import (
@@ -23,7 +23,7 @@ from himalia.topics import check_name
 _decode_record = msgspec.json.Decoder(StoredRecord).decode
 
 
-class TopicApi(RestApi):
+class TopicResource(Resource):
     async def create_topic(
         self, name: str, retention: Retention | None = None, *, exist_ok: bool = False
     ) -> bool:

@@ -35,7 +35,9 @@ def hide_traceback() -> Iterator[None]:
 def _is_worker() -> bool:
     """Whether Spark started this process: its main module is one of Spark's, or our daemon."""
     main = getattr(sys.modules.get("__main__"), "__spec__", None)
-    return main is not None and main.name.startswith(("pyspark.", "himalia.spark.worker_daemon"))
+    return main is not None and main.name.startswith(
+        ("pyspark.", "himalia.spark.worker_daemon", "himalia.spark.daemon")
+    )
 
 
 def report_losses(losses: Sequence[str], *, fails: bool) -> None:

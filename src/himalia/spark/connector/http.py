@@ -9,9 +9,10 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnec
 from typing import Any, TypeVar
 from urllib.parse import urlencode, urlsplit
 
+from himalia.connection_errors import make_connection_error, make_unexpected_response_error
 from himalia.errors import ConnectionFailed, HimaliaError
 from himalia.spark.connector.address import ServerAddress
-from himalia.tls import client_context, hint_for
+from himalia.tls import client_context
 from himalia.token_proof import ANSWER_BYTES_MAX, Challenge, is_same_machine, is_web_token, not_proven
 
 TIMEOUT_S = 60.0
@@ -59,7 +60,7 @@ class ServerConnection:
 
     def unexpected_response(self, status: int) -> ConnectionFailed:
         """Make the error for a response that no Himalia server sends."""
-        return _unexpected_response(self._address.url, status)
+        return make_unexpected_response_error(self._address.url, status)
 
     @contextmanager
     def open(
@@ -85,7 +86,7 @@ class ServerConnection:
                 raise _make_error(url, response.status, response.read())
             yield response
         except (OSError, HTTPException) as error:
-            raise ConnectionFailed(_describe(url, error), url=url) from error
+            raise make_connection_error(url, error) from error
         finally:
             if response is None or not response.isclosed():
                 self.close()
@@ -142,19 +143,5 @@ def _make_error(url: str, status: int, body: bytes) -> HimaliaError:
         error = json.loads(body)["error"]
         code, message = str(error["code"]), str(error["message"])
     except (ValueError, KeyError, TypeError):
-        return _unexpected_response(url, status)
+        return make_unexpected_response_error(url, status)
     return HimaliaError.from_code(code, message, status=status)
-
-
-def _unexpected_response(url: str, status: int) -> ConnectionFailed:
-    message = f"{url} answers {status} like no Himalia server does; check the URL"
-    return ConnectionFailed(message, url=url, status=status)
-
-
-def _describe(url: str, error: Exception) -> str:
-    if isinstance(error, ConnectionRefusedError):
-        return f"no server answers at {url}; start one with 'himalia serve', or check the URL"
-    if isinstance(error, TimeoutError):
-        return f"{url} does not answer in time"
-    reason = " ".join(str(error).split()) or type(error).__name__
-    return f"the connection to {url} failed: {reason}{hint_for(url, reason)}"

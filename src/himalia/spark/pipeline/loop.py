@@ -17,7 +17,6 @@ from himalia.retry import TRANSIENT_ERRORS, Backoff
 from himalia.spark.connector.errors import LOSSES_REPORTED_MAX
 from himalia.spark.connector.offset_ranges import TopicExtent
 from himalia.spark.delta import maintenance
-from himalia.spark.pipeline.errors import find_himalia_error, first_line
 from himalia.spark.pipeline.feedback import Feedback
 from himalia.spark.pipeline.plan import (
     Backlog,
@@ -30,6 +29,7 @@ from himalia.spark.pipeline.plan import (
 )
 from himalia.spark.pipeline.progress import ProgressReporter, Summary
 from himalia.spark.pipeline.server_client import ServerClient
+from himalia.spark.pipeline.spark_errors import find_himalia_error, first_line
 from himalia.spark.pipeline.stop_flag import StopFlag
 from himalia.topics import check_pattern
 

@@ -1,4 +1,4 @@
-"""What the classes of this package share: the HTTP client, created on first use."""
+"""The base of the client's REST resources: the HTTP client, created on first use, and paths."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ if TYPE_CHECKING:
     from himalia.client.rest import RestClient
 
 
-class RestApi:
-    """Base of the classes whose methods call REST. Calls are never retried."""
+class Resource:
+    """Base of the classes whose methods call REST. No call is retried."""
 
     def __init__(self, locator: ServerLocator, tls: ssl.SSLContext | None, timeout_s: float) -> None:
         self._locator = locator
         self._tls = tls
         self._timeout_s = timeout_s
-        self._open_rest: RestClient | None = None
+        self._rest_client: RestClient | None = None
 
     def _rest(self) -> RestClient:
-        if self._open_rest is None:
+        if self._rest_client is None:
             # httpx takes long to import, and publishing and subscribing do not need it.
             from himalia.client.rest import RestClient
 
-            self._open_rest = RestClient(self._locator, self._tls, self._timeout_s)
-        return self._open_rest
+            self._rest_client = RestClient(self._locator, self._tls, self._timeout_s)
+        return self._rest_client
 
     async def _close_rest(self) -> None:
-        rest, self._open_rest = self._open_rest, None
+        rest, self._rest_client = self._rest_client, None
         if rest is not None:
             await rest.close()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from himalia.errors import ConfigurationError, TopicNotFound
-from himalia.spark.pipeline.errors import LINE_LENGTH_MAX, find_himalia_error, first_line
+from himalia.spark.pipeline.spark_errors import LINE_LENGTH_MAX, find_himalia_error, first_line
 
 WORKER = """
 An exception was thrown from the Python worker:
