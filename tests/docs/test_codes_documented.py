@@ -79,7 +79,7 @@ def test_an_error_is_documented_as_it_is(protocol: str, code: ErrorCode) -> None
 def test_every_notice_has_a_row(protocol: str) -> None:
     """The server sends each kind of ``info`` message somewhere, and by no other name."""
     source = "\n".join(path.read_text() for path in SERVER_SOURCE.rglob("*.py"))
-    sent = set(re.findall(r"\.info\(\s*NoticeKind\.([A-Z_]+)", source))
+    sent = set(re.findall(r"\.(?:info|notify)\(\s*NoticeKind\.([A-Z_]+)", source))
     assert sent == NoticeKind.__members__.keys()
     assert {code_spans(cells[0])[0] for cells in rows(section(protocol, "### Notices"))} == set(NoticeKind)
 

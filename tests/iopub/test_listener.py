@@ -26,11 +26,11 @@ class Received:
         self.ids: list[str] = []
         self.has_message = threading.Event()
 
-    def received(self, messages: Sequence[KernelMessage]) -> None:
+    def on_messages(self, messages: Sequence[KernelMessage]) -> None:
         self.ids += [message.msg_id for message in messages]
         self.has_message.set()
 
-    def faulty(self, faults: Sequence[Fault]) -> None: ...
+    def on_faults(self, faults: Sequence[Fault]) -> None: ...
 
     def periodic(self) -> None: ...
 

@@ -1,4 +1,4 @@
-"""The IOPub broker of a Jupyter front end: messages, routed to the requests that caused them.
+"""The IOPub broker of a Jupyter front end: routes messages to the requests that caused them.
 
 A library that is usable by itself, without a server or a log. The server uses ``IopubBroker``, ``IopubThread``
 and ``ShellClient``; ``RequestChannels``, ``ExecutionCollector``, ``ExecutionGuard`` and ``GlobalSubscriber`` are for

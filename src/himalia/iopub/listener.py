@@ -1,6 +1,6 @@
-"""Listening to IOPub: one thread takes in what all kernels say and hands it over, in batches.
+"""The IOPub thread: one thread receives the messages of all kernels, and routes them in batches.
 
-Of a kept kernel it reads the spool, of any other a socket of its own.
+It reads the spool of a kept kernel, and a socket for any other.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from himalia.throttle import LogThrottle
 logger = logging.getLogger("himalia.iopub.listener")
 
 POLL_MS = 100
-"""The longest the thread sleeps, so that periodic work is done in an idle process too."""
+"""The longest wait of the thread, so that periodic work is done in an idle process too."""
 BATCH_MAX = 512
-"""Messages taken from one socket before the next has its turn."""
+"""Messages received from one socket before the next has its turn."""
 BATCH_BYTES_MAX = 8 << 20
 GATHER_S = 0.005
 """A pause in a flood, so that its messages come in batches: each batch costs a commit."""
@@ -36,19 +36,19 @@ WELCOME_WITHIN_S = 2.0
 
 
 class KernelFeed(Protocol):
-    """Where the messages of one kernel come from. Apart from its attributes, used in the thread only."""
+    """The source of one kernel's messages. Except for its attributes, used in the thread only."""
 
     @property
     def name(self) -> str:
-        """For the server's own log."""
+        """Its name in the server's own log."""
 
     @property
     def closed(self) -> threading.Event:
-        """Set by the thread when nothing more will be handed over."""
+        """Set by the thread when no more messages will be routed."""
 
     @property
     def source(self) -> Any:
-        """What to wait for, a ZeroMQ socket or a descriptor; None if there is nothing, or nothing any more."""
+        """What to wait for, a ZeroMQ socket or a descriptor; None without one."""
 
     @property
     def is_flooding(self) -> bool:
@@ -57,30 +57,30 @@ class KernelFeed(Protocol):
     def open(self, context: zmq.Context[zmq.Socket[bytes]]) -> None: ...
 
     def drain(self) -> bool:
-        """Hand over what is waiting, up to a batch; says whether there may be more. Must not block."""
+        """Route what is waiting, up to a batch; return whether there may be more. Must not block."""
 
     def periodic(self) -> bool:
-        """Called about every 100 ms, whether anything came or not; says what ``drain`` does."""
+        """Called about every 100 ms, whether anything came or not; returns what ``drain`` returns."""
 
     def close(self) -> None: ...
 
 
 class Listener(Protocol):
-    """Who gets the messages of one kernel. Called in the thread; must not block."""
+    """Gets the messages of one kernel. Called in the thread; must not block."""
 
-    def received(self, messages: Sequence[KernelMessage]) -> None: ...
+    def on_messages(self, messages: Sequence[KernelMessage]) -> None: ...
 
-    def faulty(self, faults: Sequence[Fault]) -> None: ...
+    def on_faults(self, faults: Sequence[Fault]) -> None: ...
 
     def periodic(self) -> None:
         """Called about every 100 ms, whether anything came or not."""
 
 
 class Feed:
-    """One kernel's IOPub socket and who listens to it.
+    """One kernel's IOPub socket, and its listener.
 
-    ``on_break`` is called when the kernel is heard again after the connection broke, which it does too where somebody
-    restarts it. What was said meanwhile is lost.
+    ``on_break`` is called when the socket has connected again after the connection broke, for example because another
+    program restarted the kernel. What the kernel published meanwhile is lost.
     """
 
     def __init__(
@@ -101,14 +101,14 @@ class Feed:
         self._monitor: zmq.Socket[bytes] | None = None
         self._is_broken = False
         self._burst = BurstDetector()
-        self._complaint = LogThrottle()
+        self._fault_log = LogThrottle()
 
     def open(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         socket = context.socket(zmq.SUB)
-        # ZeroMQ would drop silently at its own limit; what bounds memory here is the listener.
+        # ZeroMQ would drop messages silently at its own limit; the listener bounds memory.
         socket.rcvhwm = 0
         socket.linger = 0
-        # A kernel that starts does not listen yet, and ZeroMQ would look again only after 100 ms.
+        # A kernel that starts does not listen yet, and by default ZeroMQ connects again only after 100 ms.
         socket.reconnect_ivl = RECONNECT_AFTER_MS
         self.connection.secure(socket)
         # Before connecting, so that nothing published in between is missed.
@@ -120,7 +120,7 @@ class Feed:
 
     def drain(self) -> bool:
         assert self.source is not None
-        self._look_for_breaks()
+        self._check_monitor()
         receive, decode = self.source.recv_multipart, self.wire.decode
         messages: list[KernelMessage] = []
         faults: list[Fault] = []
@@ -140,15 +140,15 @@ class Feed:
                 messages.append(decoded)
                 size += len(decoded.content)
         if messages:
-            self.listener.received(messages)
+            self.listener.on_messages(messages)
         if faults:
-            self._complain(faults)
-            self.listener.faulty(faults)
+            self._log_faults(faults)
+            self.listener.on_faults(faults)
         self.is_flooding = self._is_flood(messages) and not more
         return more
 
     def periodic(self) -> bool:
-        self._look_for_breaks()
+        self._check_monitor()
         self.listener.periodic()
         return False
 
@@ -161,8 +161,8 @@ class Feed:
             self.source.close()
             self.source = None
 
-    def _look_for_breaks(self) -> None:
-        """Told of when it is over: what comes next is behind the gap."""
+    def _check_monitor(self) -> None:
+        """Report a break once it is over: the next message is behind the gap."""
         while self._monitor is not None and self._on_break is not None:
             try:
                 event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))["event"]
@@ -181,8 +181,8 @@ class Feed:
             return False
         return self._burst.add(len(messages), now_s)
 
-    def _complain(self, faults: Sequence[Fault]) -> None:
-        if self._complaint.allow():
+    def _log_faults(self, faults: Sequence[Fault]) -> None:
+        if self._fault_log.allow():
             first = faults[0]
             logger.warning(
                 "%s sent %d messages that were refused, the first: %s (%s)",
@@ -194,13 +194,13 @@ class Feed:
 
 
 class IopubThread:
-    """The thread. ``add`` and ``remove`` may be called from any other."""
+    """The thread. Its public methods may be called from any thread."""
 
     def __init__(self) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._poller = zmq.Poller()
         self._feeds: list[KernelFeed] = []
-        # What is waited for, by feed; some have nothing to wait for.
+        # What is polled, by feed; some feeds have nothing to poll.
         self._watched: dict[KernelFeed, Any] = {}
         # Those that had more than a batch, and are drained again without waiting.
         self._behind: list[KernelFeed] = []
@@ -232,25 +232,25 @@ class IopubThread:
             self._has_ended = True
             os.close(self._wake_read)
             os.close(self._wake_write)
-        # Whoever waits for something that was asked too late is answered all the same.
+        # Run the commands that came too late: their callers may wait for them.
         while self._commands:
             self._commands.popleft()()
 
     def add(self, feed: KernelFeed) -> None:
-        """Begin to listen. The feed is opened soon after this returns."""
+        """Start to listen. The feed is opened soon after this returns."""
         self._command(lambda: self._add(feed))
 
     def remove(self, feed: KernelFeed) -> None:
-        """Stop listening; ``feed.closed`` is set when nothing more will be handed over."""
+        """Stop listening; ``feed.closed`` is set when no more messages will be routed."""
         self._command(lambda: self._remove(feed))
 
     def call(self, work: Callable[[], None]) -> None:
-        """Have something done in the thread, soon."""
+        """Call ``work`` in the thread, soon."""
         self._command(work)
 
     def _command(self, command: Callable[[], None]) -> None:
         with self._lock:
-            # The descriptor may be somebody else's by then.
+            # After the end its descriptor may belong to another file.
             if not self._has_ended:
                 self._commands.append(command)
                 self._wake()
@@ -261,7 +261,7 @@ class IopubThread:
         try:
             os.write(self._wake_write, b"x")
         except BlockingIOError:
-            pass  # it will wake up anyway
+            pass  # the pipe is full, so the thread wakes up
 
     def _run(self) -> None:
         try:
@@ -275,9 +275,9 @@ class IopubThread:
     def _turn(self) -> None:
         ready = dict(self._poller.poll(0 if self._behind else POLL_MS))
         if self._wake_read in ready:
-            self._obey()
-        told = [feed for feed, source in self._watched.items() if source in ready]
-        due = [*told, *(feed for feed in self._behind if feed not in told)]
+            self._run_commands()
+        ready_feeds = [feed for feed, source in self._watched.items() if source in ready]
+        due = [*ready_feeds, *(feed for feed in self._behind if feed not in ready_feeds)]
         self._behind = [feed for feed in due if self._drain(feed)]
         now_s = time.monotonic()
         if not self._behind and any(feed.is_flooding for feed in due):
@@ -285,23 +285,23 @@ class IopubThread:
         if now_s >= self._periodic_s:
             self._periodic_s = now_s + POLL_MS / 1000
             for feed in list(self._feeds):
-                if self._guarded(feed, feed.periodic) and feed not in self._behind:
+                if self._call(feed, feed.periodic) and feed not in self._behind:
                     self._behind.append(feed)
 
     def _drain(self, feed: KernelFeed) -> bool:
-        has_more = self._guarded(feed, feed.drain)
+        has_more = self._call(feed, feed.drain)
         if feed.source is None:
             self._unwatch(feed)
         return has_more
 
-    def _guarded(self, feed: KernelFeed, work: Callable[[], bool]) -> bool:
+    def _call(self, feed: KernelFeed, work: Callable[[], bool]) -> bool:
         try:
             return work()
         except Exception:  # a bug on one kernel may not end listening to all others
             logger.exception("listening to %s failed", feed.name)
             return False
 
-    def _obey(self) -> None:
+    def _run_commands(self) -> None:
         try:
             os.read(self._wake_read, 4096)
         except BlockingIOError:
@@ -309,8 +309,8 @@ class IopubThread:
         while self._commands:
             try:
                 self._commands.popleft()()
-            except Exception:  # as in _guarded
-                logger.exception("something asked of the listening thread failed")
+            except Exception:  # as in _call
+                logger.exception("a command of the IOPub thread failed")
 
     def _add(self, feed: KernelFeed) -> None:
         if self._stopping:
@@ -323,7 +323,7 @@ class IopubThread:
             feed.closed.set()
             return
         self._feeds.append(feed)
-        # There may be something already.
+        # Messages may have come already.
         self._behind.append(feed)
         if feed.source is not None:
             self._watched[feed] = feed.source
@@ -345,35 +345,35 @@ class IopubThread:
 
 
 class BrokerListener:
-    """Routes everything to a broker and lets it clean up when it is time. Faults, too, may be of interest."""
+    """Routes messages to a broker, and lets it clean up when it is time."""
 
     def __init__(
         self, broker: IopubBroker, on_faults: Callable[[Sequence[Fault]], None] | None = None
     ) -> None:
         self._broker = broker
-        self._on_faults = on_faults
+        self._report_faults = on_faults
 
-    def received(self, messages: Sequence[KernelMessage]) -> None:
+    def on_messages(self, messages: Sequence[KernelMessage]) -> None:
         self._broker.route_messages(messages)
 
-    def faulty(self, faults: Sequence[Fault]) -> None:
+    def on_faults(self, faults: Sequence[Fault]) -> None:
         # The wire has counted them.
-        if self._on_faults is not None:
-            self._on_faults(faults)
+        if self._report_faults is not None:
+            self._report_faults(faults)
 
     def periodic(self) -> None:
         self._broker.cleanup_if_due()
 
 
-class _FirstWord:
-    """A subscriber that waits for the first message of all."""
+class _FirstMessage:
+    """A subscriber that waits for the first message of any request."""
 
     def __init__(self) -> None:
-        self.heard = threading.Event()
+        self.received = threading.Event()
 
     def offer(self, messages: Sequence[KernelMessage]) -> bool:
-        self.heard.set()
-        return False  # that was all
+        self.received.set()
+        return False  # end the subscription
 
 
 def start_iopub_thread(
@@ -381,16 +381,16 @@ def start_iopub_thread(
 ) -> IopubThread:
     """Listen to one kernel and route what it publishes. The caller stops the thread.
 
-    Comes back when the kernel was heard: new ones welcome whoever listens, so that nothing of a request that is sent
-    then is missed. One that says nothing within so many seconds is listened to all the same.
+    Returns when the first message came, so that nothing of a request that is sent then is missed: new kernels welcome
+    every subscriber. Returns in any case after ``welcome_within_s``.
     """
     scheme = connection.signature_scheme
     wire = Wire(connection.key.encode(), scheme=scheme, refused_types=NOT_ON_IOPUB)
-    first = _FirstWord()
+    first = _FirstMessage()
     broker.add_global_subscriber(first)
     thread = IopubThread()
     thread.start()
     thread.add(Feed(connection, wire, BrokerListener(broker)))
-    first.heard.wait(welcome_within_s)
+    first.received.wait(welcome_within_s)
     broker.remove_global_subscriber(first)
     return thread

@@ -1,4 +1,4 @@
-"""What became of a piece of code that a kernel was given."""
+"""The result of code that a kernel ran."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ __all__ = ["ExecutionError", "ExecutionResult", "ExecutionStatus", "Timings"]
 
 
 class Timings(msgspec.Struct, frozen=True):
-    """How long a request took, in seconds; ``None`` for what has not happened, or is not known."""
+    """How long a request took, in seconds; None if that has not happened, or is not known."""
 
     waited_s: float | None
-    """From being queued until the kernel began."""
+    """From the queue until the kernel began."""
     ran_s: float | None
     """While the kernel was busy with it, see ``duration``."""
     total_s: float | None
 
 
 class ExecutionResult(Execution, frozen=True, kw_only=True):
-    """A request and its result as far as it was read. Encodes to JSON by ``msgspec`` as it is."""
+    """A request and its result, as far as it was read. ``msgspec`` encodes it to JSON."""
 
     status: ExecutionStatus
 
     def without_content(self) -> ExecutionResult:
-        """How it ended, and nothing of what it said."""
+        """Return how it ended, without code, output and error."""
         return msgspec.structs.replace(self, code="", outputs=[], error=None, withheld=True)
 
     @property
@@ -40,7 +40,7 @@ class ExecutionResult(Execution, frozen=True, kw_only=True):
 
     @staticmethod
     def create_channels() -> tuple[RequestChannels, ExecutionCollector]:
-        """Both ends of a new request: register the first with the broker, read the second."""
+        """Create both ends of a new request: register the first with the broker, read the second."""
         channels = RequestChannels()
         return channels, ExecutionCollector(channels)
 
@@ -48,5 +48,5 @@ class ExecutionResult(Execution, frozen=True, kw_only=True):
 def _seconds(start_us: int | None, end_us: int | None) -> float | None:
     if start_us is None or end_us is None:
         return None
-    # The times are not all of one clock, so a short span may come out below nothing.
+    # The times are not all of one clock, so a short span may be negative.
     return max(end_us - start_us, 0) / 1_000_000

@@ -1,4 +1,4 @@
-"""Requests to a kernel and its replies: the shell, control and stdin sockets, on the event loop."""
+"""The client of a kernel's shell, control and stdin sockets, on the event loop."""
 
 from __future__ import annotations
 
@@ -13,9 +13,16 @@ import zmq
 from himalia.jupyter.connection_file import ConnectionInfo
 from himalia.jupyter.wire import Fault, KernelMessage, Wire
 
+logger = logging.getLogger("himalia.iopub.shell")
+
+ShellPort = Literal["shell", "control", "stdin"]
+RECONNECT_AFTER_MS = 20
+"""A kernel that starts does not listen yet, and by default ZeroMQ connects again only after 100 ms."""
+PORTS: tuple[ShellPort, ...] = ("shell", "control", "stdin")
+
 
 class Dealer:
-    """Sends without waiting and calls ``on_frames`` for whatever comes. Lives on one event loop."""
+    """A DEALER socket: sends without waiting, and calls ``on_frames`` for each message. Lives on one event loop."""
 
     def __init__(self, socket: zmq.Socket[bytes], on_frames: Callable[[list[bytes]], None]) -> None:
         self._socket = socket
@@ -23,18 +30,18 @@ class Dealer:
         self._loop = asyncio.get_running_loop()
         self._descriptor = int(socket.getsockopt(zmq.FD))
         self._loop.add_reader(self._descriptor, self._drain)
-        # Something may have come before the loop looked.
+        # A message may have come before the loop waited for the descriptor.
         self._loop.call_soon(self._drain)
 
     def send(self, frames: Sequence[bytes]) -> bool:
-        """Hand a message over; false if the peer has not taken the last thousand."""
+        """Send a message; return False if a thousand earlier ones were not sent yet."""
         if self._socket.closed:
             return False
         try:
             self._socket.send_multipart(frames, zmq.NOBLOCK)
         except zmq.Again:
             return False
-        # The descriptor tells of an edge only, and sending may have used it up.
+        # The descriptor is edge-triggered, and sending may have consumed the edge.
         self._loop.call_soon(self._drain)
         return True
 
@@ -52,23 +59,15 @@ class Dealer:
             self._on_frames(frames)
 
 
-logger = logging.getLogger("himalia.iopub.shell")
-
-ShellPort = Literal["shell", "control", "stdin"]
-RECONNECT_AFTER_MS = 20
-"""A kernel that starts does not listen yet, and ZeroMQ would look again only after 100 ms."""
-PORTS: tuple[ShellPort, ...] = ("shell", "control", "stdin")
-
-
 class Asked(NamedTuple):
-    """A request that was sent, and the reply to come. Cancel that when it is no longer wanted."""
+    """A request that was sent, and its reply. Cancel the reply when it is no longer wanted."""
 
     id: str
     reply: asyncio.Future[KernelMessage]
 
 
 class ShellClient:
-    """One client of one kernel. ``on_message`` gets everything that comes, also what was asked for with ``ask``."""
+    """One client of one kernel. ``on_message`` gets every message, replies to ``ask`` included."""
 
     def __init__(
         self,
@@ -79,9 +78,9 @@ class ShellClient:
     ) -> None:
         self._wire = wire
         self._on_message = on_message
-        self._asked: dict[str, asyncio.Future[KernelMessage]] = {}
+        self._replies: dict[str, asyncio.Future[KernelMessage]] = {}
         self.can_be_asked = asyncio.Event()
-        """Set when the kernel can ask for input: what it asks before the socket is connected would be lost."""
+        """Set when the stdin socket is connected: before that, an ``input_request`` of the kernel would be lost."""
         self._dealers = {port: self._open(connection, context, port) for port in PORTS}
 
     def send(
@@ -93,17 +92,17 @@ class ShellClient:
         msg_id: str | None = None,
         username: str | None = None,
     ) -> KernelMessage:
-        """Send a request; returns it as it was sent."""
+        """Send a request, and return it as it was sent."""
         message, frames = self._wire.encode(msg_type, content, msg_id=msg_id, username=username)
         if not self._dealers[port].send(frames):
-            logger.warning("a kernel does not take its requests: %s was not sent", msg_type)
+            logger.warning("%s was not sent: the kernel does not read its requests", msg_type)
         return message
 
     def ask(self, port: ShellPort, msg_type: str, content: dict[str, Any] | None = None) -> Asked:
         message = self.send(port, msg_type, content or {})
         future: asyncio.Future[KernelMessage] = asyncio.get_running_loop().create_future()
-        self._asked[message.msg_id] = future
-        future.add_done_callback(lambda _: self._asked.pop(message.msg_id, None))
+        self._replies[message.msg_id] = future
+        future.add_done_callback(lambda _: self._replies.pop(message.msg_id, None))
         return Asked(message.msg_id, future)
 
     def send_execute_request(
@@ -118,9 +117,9 @@ class ShellClient:
         allow_stdin: bool = False,
         stop_on_error: bool = True,
     ) -> KernelMessage:
-        """Ask the kernel to run code. The request's id is the message's ``msg_id``: register it before sending.
+        """Have the kernel run code. The request's id is the message's ``msg_id``: register it before sending.
 
-        ``username`` is who asks, ``himalia`` by default.
+        ``username`` names the caller, ``himalia`` by default.
         """
         content = {
             "code": code,
@@ -133,21 +132,23 @@ class ShellClient:
         return self.send("shell", "execute_request", content, msg_id=msg_id, username=username)
 
     def send_input_reply(
-        self, value: str, asked: KernelMessage, *, username: str | None = None
+        self, value: str, request: KernelMessage, *, username: str | None = None
     ) -> KernelMessage:
         """Answer an ``input_request``."""
-        message, frames = self._wire.encode("input_reply", {"value": value}, parent=asked, username=username)
+        message, frames = self._wire.encode(
+            "input_reply", {"value": value}, parent=request, username=username
+        )
         self._dealers["stdin"].send(frames)
         return message
 
     def close(self) -> None:
-        # In this order: an event without a reader blocks ZeroMQ's one I/O thread, and with it every kernel, for ever.
+        # In this order: an event without a reader would block ZeroMQ's one I/O thread, and with it every kernel.
         if not self._watched.closed:
             self._watched.disable_monitor()
         self._monitor.close()
         for dealer in self._dealers.values():
             dealer.close()
-        for future in list(self._asked.values()):
+        for future in list(self._replies.values()):
             future.cancel()
 
     def _open(
@@ -164,14 +165,14 @@ class ShellClient:
             monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
             self._monitor = Dealer(monitor, lambda _: self.can_be_asked.set())
         socket.connect(connection.endpoint(port))
-        return Dealer(socket, partial(self._received, port))
+        return Dealer(socket, partial(self._on_frames, port))
 
-    def _received(self, port: ShellPort, frames: list[bytes]) -> None:
+    def _on_frames(self, port: ShellPort, frames: list[bytes]) -> None:
         message = self._wire.decode(frames)
         if isinstance(message, Fault):
             logger.warning("a kernel's %s message was refused: %s", port, message.detail)
             return
-        future = self._asked.pop(message.parent_id, None)
+        future = self._replies.pop(message.parent_id, None)
         if future is not None and not future.done():
             future.set_result(message)
         if self._on_message is not None:
@@ -179,5 +180,5 @@ class ShellClient:
 
 
 def send_execute_request(shell: ShellClient, code: str, **options: Any) -> str:
-    """The seed's way of saying it: run code, and return the request's id."""
+    """Have the kernel run code, and return the request's id."""
     return shell.send_execute_request(code, **options).msg_id

@@ -1,6 +1,6 @@
-"""Tell a burst of messages from a kernel that prints now and then.
+"""Distinguish a burst of messages from occasional output.
 
-Standard library only: the keeper uses it too.
+A module of its own, on the standard library only: the keeper imports it as well as the listener.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 BURST_PER_S = 500
 """Messages per second, over a window, that begin a burst; half as many keep it going."""
 WINDOW_S = 0.02
-"""A few messages in quick succession, within such a window, are never delayed."""
+"""Fewer messages in quick succession, within such a window, are never delayed."""
 
 
 class BurstDetector:

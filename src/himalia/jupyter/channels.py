@@ -1,6 +1,6 @@
 """The channels of a request: which message type goes to which.
 
-Every type of protocol 5.4 has its channel, and so has every type that is not of it:
+Every type of protocol 5.4 has its channel, and so has every other type:
 
 =========== ==========================================================================================
 channel     message types
@@ -49,7 +49,7 @@ CHANNELS: dict[str, Channel] = {
     "comm_msg": Channel.COMM,
     "comm_close": Channel.COMM,
 }
-"""Types with a place of their own; what is not here goes to the execution channel."""
+"""Channels by type. Other types go to the execution channel."""
 
 
 def channel_of(msg_type: str) -> Channel:
@@ -60,14 +60,14 @@ class _Status(msgspec.Struct, gc=False):
     execution_state: str = ""
 
 
-_status_of = msgspec.json.Decoder(_Status).decode
+_decode_status = msgspec.json.Decoder(_Status).decode
 
 
 def is_idle(message: KernelMessage) -> bool:
-    """Whether this is the kernel's word that it is done with the parent request."""
+    """Return whether this is the kernel's ``idle``: it is done with the parent request."""
     if message.msg_type != "status":
         return False
     try:
-        return _status_of(message.content).execution_state == "idle"
+        return _decode_status(message.content).execution_state == "idle"
     except msgspec.DecodeError:
         return False

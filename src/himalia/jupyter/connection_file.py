@@ -16,7 +16,7 @@ PORTS: tuple[Port, ...] = get_args(Port)
 
 
 class ConnectionInfo(msgspec.Struct, frozen=True):
-    """What a connection file says. Fields are those of the Jupyter messaging protocol."""
+    """The content of a connection file. Fields are those of the Jupyter messaging protocol."""
 
     shell_port: int
     iopub_port: int
@@ -41,7 +41,7 @@ class ConnectionInfo(msgspec.Struct, frozen=True):
         return bool(self.curve_publickey and self.curve_secretkey)
 
     def secure(self, socket: zmq.Socket[bytes]) -> None:
-        """Give a socket the keys it needs, if this kernel encrypts."""
+        """Set the keys of a socket, if this kernel encrypts."""
         if self.curve_publickey and self.curve_secretkey:
             socket.curve_secretkey = self.curve_secretkey.encode()
             socket.curve_publickey = self.curve_publickey.encode()
@@ -49,7 +49,7 @@ class ConnectionInfo(msgspec.Struct, frozen=True):
 
 
 def read_connection_file(path: Path) -> ConnectionInfo:
-    """The file's content, or ``BadRequest`` that says what is wrong with it."""
+    """Read a connection file. Raises ``BadRequest`` with what is wrong with it."""
     try:
         info = msgspec.json.decode(path.read_bytes(), type=ConnectionInfo)
     except OSError as error:
@@ -62,19 +62,19 @@ def read_connection_file(path: Path) -> ConnectionInfo:
         raise BadRequest(f"{path} is not a kernel's connection file: {error}", path=str(path)) from None
     if not info.signature_scheme.startswith("hmac-"):
         raise BadRequest(
-            f"{path} asks for the signature scheme {info.signature_scheme!r}, which is not known"
+            f"{path} has the unknown signature scheme {info.signature_scheme!r}; start the kernel with hmac-sha256"
         )
     return info
 
 
 def runtime_connection_files() -> list[Path]:
-    """The connection files in Jupyter's runtime directory, the newest first. Their kernels may be gone."""
+    """List the connection files in Jupyter's runtime directory, the newest first. Their kernels may have ended."""
     found = [path for path in Path(jupyter_runtime_dir()).glob("kernel-*.json") if path.is_file()]
     return sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)
 
 
 def find_connection_file(name: str) -> Path:
-    """A path as given or, as Jupyter does it, a name or id in the runtime directory."""
+    """Find a connection file by its path or, like Jupyter, by its name or id in the runtime directory."""
     path = Path(name).expanduser()
     if path.exists():
         return path.absolute()

@@ -4,7 +4,8 @@ A request is what a client sends to a kernel: code to run (``execute_request``),
 control sockets. Its state is a value. ``RequestState.apply`` returns the state after one more event and does no I/O;
 the order of events is the order of the kernel's topic.
 
-Stages (rows) and events (columns); ``-`` is an event that changes nothing at all:
+Rows are the stages, columns the events, entries the next stage. Where that is the same stage, the event changes other
+fields only, such as times; ``-`` is an event that changes nothing at all:
 
 ======== ======= ======= ======= ======= ======= ======= ======= ======= ======= =======
 stage    queued  sent    busy    input   result  error   idle    reply   closed  ended
@@ -287,7 +288,7 @@ class RequestState(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-# What each event changes beside the stage
+# What each event changes in addition to the stage
 
 
 def _queued(state: RequestState, event: RequestEvent) -> dict[str, Any]:
@@ -375,7 +376,7 @@ def _count(state: RequestState, event: RequestEvent) -> dict[str, Any]:
 
 
 def _code_and_sender(state: RequestState, event: RequestEvent) -> dict[str, Any]:
-    """Return code and sender: the first record that has them counts, later ones change nothing."""
+    """Return code and sender, by the first record that has them."""
     return {
         "code": text_or_none(event.content.code) if state.code is None else state.code,
         "username": event.username if state.username is None else state.username,

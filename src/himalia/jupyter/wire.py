@@ -6,10 +6,10 @@ On the wire a message is a list of frames::
 
 The signature is the HMAC of the four JSON parts, in hexadecimal, with the key from the connection file; an empty
 key means that messages are not signed. Buffers are not part of it, as the protocol has it. A signature that was
-seen before is not refused: the keeper's spool gives messages again on purpose, and the log stores an id only once.
+seen before is accepted again: the keeper's spool repeats messages on purpose, and the log stores an id only once.
 
-Only the ids are decoded at once. The other parts are looked through, not decoded: what leaves here is valid JSON in
-valid UTF-8 on one line, because it is stored and sent on as it is, inside of other JSON.
+Only the ids are decoded at once. The other parts are validated, not decoded: a decoded message consists of valid JSON
+in valid UTF-8 on one line, because it is stored and sent as it is, inside of other JSON.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ EMPTY = b"{}"
 class KernelMessage(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """One Jupyter message. It never changes, so it may be shared between threads, requests and subscribers.
 
-    The four parts are JSON as it came, but for what keeps them from being stored as they are: line breaks
-    between values became spaces, bytes that are not UTF-8 became U+FFFD, and NaN and the infinities null.
+    The four parts are the JSON that was received, except for what cannot be stored: line breaks between values became
+    spaces, bytes that are not UTF-8 became U+FFFD, and NaN and the infinities null.
     """
 
     msg_id: str
@@ -46,7 +46,7 @@ class KernelMessage(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     session: str = ""
     username: str = ""
     parent_id: str = ""
-    """The ``msg_id`` of the request that caused this, "" if there is none."""
+    """The ``msg_id`` of the request that caused this; empty if there is none."""
     header: bytes
     parent_header: bytes = EMPTY
     metadata: bytes = EMPTY
@@ -58,12 +58,12 @@ class KernelMessage(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     """Its number among all that the kernel's keeper received; -1 if it came another way."""
 
     def decoded_content(self) -> dict[str, Any]:
-        """The content, decoded now: keep the result if it is needed twice. ``{}`` if it is not an object."""
-        return _decoded_object(self.content)
+        """Decode the content; ``{}`` if it is not an object. Each call decodes it again."""
+        return _decode_object(self.content)
 
     @property
     def size_bytes(self) -> int:
-        """What the message counts for in every limit."""
+        """The size by which every limit counts the message."""
         size = len(self.content) + len(self.header) + len(self.parent_header) + len(self.metadata)
         return size + sum(map(len, self.buffers)) if self.buffers else size
 
@@ -77,21 +77,21 @@ class FaultKind(StrEnum):
     """A part is not JSON, or the header has no ``msg_id`` or ``msg_type``."""
     TOO_LARGE = "too_large"
     RESERVED_TYPE = "reserved_type"
-    """A type that does not belong on IOPub: code in the kernel pretends to be Himalia, or one of its clients."""
+    """A type that does not belong on IOPub: code in the kernel pretends to be Himalia or one of its clients."""
 
 
 NOT_ON_IOPUB = frozenset(
     ("", "kernel_event", "execute_request", "execute_reply", "input_request", "input_reply")
 )
-"""Types by which readers of a topic know Himalia's own events, and what it asked and was answered on other sockets.
+"""Types by which readers of a topic recognise Himalia's own events, and requests and replies of the other sockets.
 
-Code that runs in a kernel can sign and publish whatever it likes. What it publishes under one of these would look like
-an event, so it is refused where it comes in, once for all readers. Without a type, readers would look elsewhere.
+Code that runs in a kernel can sign and publish any message. One with such a type would look like an event, so it is
+refused on arrival, once for all readers. Of a message without a type, readers would take the type from elsewhere.
 """
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """Why some frames are no message. ``msg_type`` and ``parent_id`` are known only behind a good signature."""
+    """Why some frames are not a message. ``msg_type`` and ``parent_id`` are known only if the signature is valid."""
 
     kind: FaultKind
     detail: str
@@ -111,17 +111,17 @@ class _Parent(msgspec.Struct, gc=False):
     msg_id: str = ""
 
 
-_header_of = msgspec.json.Decoder(_Header).decode
-_parent_of = msgspec.json.Decoder(_Parent).decode
-# Looks through a JSON value without making objects of it.
-_check = msgspec.json.Decoder(msgspec.Raw).decode
+_decode_header = msgspec.json.Decoder(_Header).decode
+_decode_parent = msgspec.json.Decoder(_Parent).decode
+# Validates JSON without creating objects of it.
+_validate = msgspec.json.Decoder(msgspec.Raw).decode
 _encode = msgspec.json.Encoder().encode
 
 _UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError)
 
 
 class Wire:
-    """One peer's side of the conversation with one kernel.
+    """Encodes and decodes the messages between one peer and one kernel.
 
     ``encode`` may be called from any thread, ``decode`` from one at a time.
     """
@@ -147,21 +147,21 @@ class Wire:
         self.username = username
         self.bytes_max = bytes_max
         self.faults: Counter[FaultKind] = Counter()
-        """Frames that were no message, by kind, since the start."""
+        """Frames that were not a message, by kind, since the start."""
         self._refused_types = refused_types
         self._clock = clock
-        # Made once: to hash the key again for every message would double the cost of a small one.
+        # Created once: hashing the key again for every message would double the cost of a small one.
         self._hmac = _new_hmac(key, scheme) if key else None
-        # The parent last seen and its id: all output of a cell has the same, and then shares one object.
+        # The last parent and its id: all output of a cell has the same parent, and then shares one object.
         self._parent = (EMPTY, "")
 
     def decode(self, frames: Sequence[bytes], seq: int = -1) -> KernelMessage | Fault:
-        """The message in these frames, or why there is none. Never raises. ``seq`` is its number in a spool."""
+        """Decode a message, or return why the frames are none. Never raises. ``seq`` is its number in a spool."""
         at = _delimiter_at(frames)
         if at < 0 or len(frames) < at + 6:
             return self._fault(FaultKind.SHORT, f"{len(frames)} frames are no message", frames)
         signature, header, parent, metadata, content = frames[at + 1 : at + 6]
-        # Joined, the parts are hashed and looked at in one go.
+        # Joined, so that the parts are hashed and examined at once.
         body = b"".join((header, parent, metadata, content))
         if self._hmac is not None:
             if not signature:
@@ -180,12 +180,12 @@ class Wire:
                 detail = f"{head.msg_type!r} is not a type of what a kernel publishes"
                 return self._fault(FaultKind.RESERVED_TYPE, detail, frames, head.msg_type, parent_id)
             if body.isascii() and b"\n" not in body and b"\r" not in body:
-                metadata, content = _checked(metadata), _checked(content)
+                metadata, content = _validate_ascii(metadata), _validate_ascii(content)
             else:
-                header, metadata, content = _tidied(header), _tidied(metadata), _tidied(content)
+                header, metadata, content = _normalize(header), _normalize(metadata), _normalize(content)
             return KernelMessage(
                 msg_id=head.msg_id,
-                # The same few words in every message: one copy of each is enough.
+                # A few values that repeat in every message: one copy of each is enough.
                 msg_type=intern(head.msg_type),
                 session=intern(head.session),
                 username=intern(head.username),
@@ -216,9 +216,9 @@ class Wire:
         buffers: Sequence[bytes] = (),
         identities: Sequence[bytes] = (),
     ) -> tuple[KernelMessage, list[bytes]]:
-        """A message of our own and its frames, signed and ready to be sent. ``username`` is this client's by default.
+        """Create a message and its frames, signed and ready to be sent. ``username`` is this peer's by default.
 
-        Raises ``TypeError`` if the content or the metadata cannot be written as JSON.
+        Raises ``TypeError`` if the content or the metadata cannot be encoded as JSON.
         """
         created_us = self._clock()
         msg_id = msg_id or str(uuid4())
@@ -236,10 +236,10 @@ class Wire:
             session=self.session,
             username=username or self.username,
             parent_id=parent.msg_id if parent is not None else "",
-            header=_encoded(header),
+            header=_encode_json(header),
             parent_header=parent.header if parent is not None else EMPTY,
-            metadata=_encoded(metadata) if metadata else EMPTY,
-            content=_encoded(content),
+            metadata=_encode_json(metadata) if metadata else EMPTY,
+            content=_encode_json(content),
             buffers=tuple(bytes(buffer) for buffer in buffers),
             identities=tuple(identities),
             received_us=created_us,
@@ -247,7 +247,7 @@ class Wire:
         return message, self.frames_of(message)
 
     def frames_of(self, message: KernelMessage) -> list[bytes]:
-        """The frames of a message, signed with this kernel's key: for one that another peer made."""
+        """Return the frames of a message that another peer created, signed with this kernel's key."""
         parts = (message.header, message.parent_header, message.metadata, message.content)
         return [*message.identities, DELIMITER, self._sign(b"".join(parts)), *parts, *message.buffers]
 
@@ -259,21 +259,21 @@ class Wire:
         return digest.hexdigest().encode()
 
     def _read_parent(self, parent: bytes) -> tuple[bytes, str]:
-        """The parent header, fit to be stored, and its id."""
-        remembered = self._parent
-        if parent == remembered[0]:
-            return remembered
-        parent = EMPTY if parent == b"null" else _tidied(parent)
-        self._parent = found = (parent, _parent_id(parent))
-        return found
+        """Return the parent header, ready to be stored, and its id."""
+        last = self._parent
+        if parent == last[0]:
+            return last
+        parent = EMPTY if parent == b"null" else _normalize(parent)
+        self._parent = read = (parent, _parent_id(parent))
+        return read
 
     def _too_large(self, header: bytes, parent: bytes, frames: Sequence[bytes]) -> Fault:
         msg_type = parent_id = ""
         try:
             msg_type = _read_header(header).msg_type
-            parent_id = _parent_id(_tidied(parent))
+            parent_id = _parent_id(_normalize(parent))
         except _UNREADABLE:
-            # It is refused for its size; whose it is would only have been of help.
+            # It is refused for its size in any case.
             pass
         return self._fault(
             FaultKind.TOO_LARGE, f"a message has at most {self.bytes_max} bytes", frames, msg_type, parent_id
@@ -293,7 +293,9 @@ def _new_hmac(key: bytes, scheme: str) -> hmac.HMAC:
             raise ValueError(scheme)
         return hmac.new(key, digestmod=digest)
     except ValueError as error:
-        raise ConfigurationError(f"messages signed by {scheme!r} cannot be checked here") from error
+        raise ConfigurationError(
+            f"messages signed with {scheme!r} cannot be verified; use a scheme such as hmac-sha256"
+        ) from error
 
 
 def _delimiter_at(frames: Sequence[bytes]) -> int:
@@ -308,9 +310,9 @@ def _delimiter_at(frames: Sequence[bytes]) -> int:
 
 def _read_header(header: bytes) -> _Header:
     try:
-        return _header_of(header)
+        return _decode_header(header)
     except _UNREADABLE:
-        fields = _decoded_object(_tidied(header))
+        fields = _decode_object(_normalize(header))
         msg_id, msg_type = fields.get("msg_id"), fields.get("msg_type")
         if not isinstance(msg_id, str) or not isinstance(msg_type, str):
             raise ValueError("the header has no msg_id or no msg_type") from None
@@ -320,7 +322,7 @@ def _read_header(header: bytes) -> _Header:
 
 def _parent_id(parent: bytes) -> str:
     try:
-        return _parent_of(parent).msg_id
+        return _decode_parent(parent).msg_id
     except msgspec.ValidationError:
         # An object without a usable id has no parent; anything else is not a header.
         if not parent.lstrip().startswith(b"{"):
@@ -332,37 +334,37 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _checked(part: bytes) -> bytes:
-    """The part, of which is known that it is ASCII on one line, fit to be stored and sent as it is."""
+def _validate_ascii(part: bytes) -> bytes:
+    """Validate a part that is known to be single-line ASCII, and repair it if that is necessary."""
     if part != EMPTY:
         try:
-            _check(part)
+            _validate(part)
         except msgspec.DecodeError:
-            return _repaired(part)
+            return _repair_json(part)
     return part
 
 
-def _tidied(part: bytes) -> bytes:
-    """The part, fit to be stored and sent as it is. Raises one of ``_UNREADABLE`` if it is not JSON."""
+def _normalize(part: bytes) -> bytes:
+    """Return a part as valid UTF-8 JSON on one line. Raises one of ``_UNREADABLE`` if it is not JSON."""
     try:
         if not part.isascii():
             part.decode()
-        _check(part)
+        _validate(part)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        part = _repaired(part)
-    # Line breaks in JSON are only ever white space; without them a record fits on one line anywhere.
+        part = _repair_json(part)
+    # Line breaks in JSON are always white space; without them a record is one line everywhere.
     if b"\n" in part or b"\r" in part:
         part = part.replace(b"\n", b" ").replace(b"\r", b" ")
     return part
 
 
-def _repaired(part: bytes) -> bytes:
-    """What Jupyter's own clients read out of it, as strict JSON.
+def _repair_json(part: bytes) -> bytes:
+    """Encode what Jupyter's own clients would decode, as strict JSON.
 
     Python kernels print file names as bytes that are not UTF-8, halves of surrogate pairs, and NaN.
     """
-    part = _encoded(_read_leniently(part.decode("utf-8", "replace")))
-    _check(part)
+    part = _encode_json(_read_leniently(part.decode("utf-8", "replace")))
+    _validate(part)
     return part
 
 
@@ -370,7 +372,7 @@ def _read_leniently(text: str) -> object:
     return json.loads(text, strict=False, parse_constant=lambda _: None)
 
 
-def _encoded(value: object) -> bytes:
+def _encode_json(value: object) -> bytes:
     try:
         return _encode(value)
     except UnicodeEncodeError:
@@ -379,7 +381,7 @@ def _encoded(value: object) -> bytes:
         return _encode(_read_leniently(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")))
 
 
-def _decoded_object(part: bytes) -> dict[str, Any]:
+def _decode_object(part: bytes) -> dict[str, Any]:
     try:
         value = msgspec.json.decode(part)
     except _UNREADABLE:
