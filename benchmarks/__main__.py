@@ -133,7 +133,7 @@ def _words(text: str, known: Collection[str], kind: str) -> list[str]:
 
 
 def _exit_orderly(signal_number: int, _: FrameType | None) -> None:
-    """Turns SIGTERM into an exception, so that every child process and directory is cleared away."""
+    """TimeSlices SIGTERM into an exception, so that every child process and directory is cleared away."""
     raise SystemExit(128 + signal_number)
 
 

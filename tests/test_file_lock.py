@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from himalia.file_lock import lock_directory, lock_file, read_owner, unlock_file
+from himalia.file_lock import hold_directory, lock_directory, lock_file, read_owner, unlock_file
 
 
 def test_a_file_has_one_owner(tmp_path: Path) -> None:
@@ -51,3 +51,12 @@ def test_it_needs_the_standard_library_only() -> None:
     """The keeper imports it, which has to start quickly."""
     code = "import himalia.file_lock, sys; print([name for name in ('pydantic', 'msgspec') if name in sys.modules])"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+
+
+def test_hold_directory(tmp_path: Path) -> None:
+    """The directory is locked during the block, and only then."""
+    with hold_directory(tmp_path):
+        assert lock_directory(tmp_path) is None
+    first = lock_directory(tmp_path)
+    assert first is not None
+    os.close(first)

@@ -12,7 +12,16 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "himalia"
 
 VALUES = {"record", "errors", "topics", "token_proof"}
-FOUNDATION = VALUES | {"settings", "local_server", "retry", "throttle", "file_lock", "tasks", "child_process"}
+FOUNDATION = VALUES | {
+    "settings",
+    "local_server",
+    "retry",
+    "throttle",
+    "file_lock",
+    "tasks",
+    "ndjson",
+    "child_process",
+}
 BROKER = FOUNDATION | {"log", "protocol", "pubsub"}
 JUPYTER = VALUES | {"protocol", "jupyter"}
 IOPUB = JUPYTER | {"throttle", "iopub"}
@@ -29,6 +38,7 @@ MAY_IMPORT = {
     "throttle": set(),
     "file_lock": set(),
     "tasks": set(),
+    "ndjson": set(),
     "child_process": set(),
     "settings": FOUNDATION,
     "local_server": FOUNDATION,
@@ -39,7 +49,7 @@ MAY_IMPORT = {
     "keeper": KEEPER,
     "kernels": BROKER | KEEPER | {"kernels"},
     "protocol": VALUES | {"protocol"},
-    "client": VALUES | {"tls", "connection_errors", "retry", "local_server", "protocol", "client"},
+    "client": VALUES | {"tls", "connection_errors", "retry", "ndjson", "local_server", "protocol", "client"},
     "spark": VALUES
     | {
         "tls",

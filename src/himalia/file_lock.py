@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 OWNER_BYTES_MAX = 4096
@@ -48,6 +50,17 @@ def lock_directory(directory: Path) -> int | None:
     """Lock a directory; return the descriptor, None if it is locked already. Closing the descriptor unlocks it."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     return descriptor if _try_lock(descriptor) else None
+
+
+@contextmanager
+def hold_directory(directory: Path) -> Iterator[None]:
+    """Lock a directory for the duration of the block. Waits for as long as another process holds the lock."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _try_lock(descriptor: int) -> bool:

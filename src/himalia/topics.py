@@ -10,11 +10,12 @@ from himalia.errors import BadRequest
 NAME_LENGTH_MAX = 255
 KERNEL_TOPIC_PREFIX = "kernels."
 """Followed by the kernel's id: the topic of its output."""
+PIPELINE_TOPIC_PREFIX = "pipeline."
+"""Followed by the name of a table: the topic of its changes."""
 RESERVED = ("kernels", "pipeline")
 """First segments of topics that only the server publishes to; clients may read them."""
 AUDIT_TOPIC = "audit.events"
 """The server's audit trail. Wildcards do not reach it: a pattern covers it only if it begins with ``audit.``."""
-
 PIPELINE_POSITIONS_TOPIC = "pipeline.positions"
 """How far the pipeline has read, see ``protocol.models.PipelinePositions``."""
 

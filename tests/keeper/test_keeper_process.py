@@ -89,6 +89,7 @@ def test_the_keeper_is_small() -> None:
         "himalia.file_lock",
         "himalia.jupyter",
         "himalia.jupyter.burst",
+        "himalia.ndjson",
     }
 
 

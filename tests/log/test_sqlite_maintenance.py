@@ -14,7 +14,7 @@ import pytest
 from himalia.log import Batch
 from himalia.log.sqlite import maintenance, retention, storage, store, writer
 from himalia.log.sqlite.commands import AppendCommand
-from himalia.log.sqlite.store import ROWS_MAX, VARIABLES_MAX, MultiRowInsert
+from himalia.log.sqlite.multi_row_insert import ROWS_MAX, VARIABLES_MAX, MultiRowInsert
 from himalia.record import Draft, Retention
 
 from .backends import Backend, add, drafts, enforce_retention, read_all, soon

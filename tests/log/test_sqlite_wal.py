@@ -61,7 +61,7 @@ except LogUnavailable:
 """
 ENDS = ["full", "killed"]
 RENEWING = "store import Store", "Store.renew_epochs"
-CHECKING = "store import Store", "Store.check_whole"
+CHECKING = "store import Store", "Store.check_integrity"
 FINDING = "wal import Evidence", "Evidence.loss_in"
 
 # A start on a disk on which nothing is left but for the number of the lock's owner.

@@ -23,7 +23,7 @@ from himalia.server.codecs import WEBSOCKET
 from himalia.settings import DeliverySettings
 from tests.log.backends import log_options
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 
 class Viewer(Outlet):

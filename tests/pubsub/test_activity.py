@@ -78,7 +78,7 @@ def test_idle_topics_take_no_memory() -> None:
     activity.count("topic.7", "e", 1)
     clock.now += 31
     assert [activity.last_minute(f"topic.{number}", "e") for number in (0, 1)] == [[], []]
-    activity.forget_idle()
+    activity.drop_idle()
     assert len(activity) == 1
 
 

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from himalia.errors import SlowConsumer, TopicNotFound
-from himalia.pubsub.feed import SLICES_MAX
 from himalia.pubsub.subscription import Start
+from himalia.pubsub.tail import SLICES_MAX
 from himalia.record import Record
 from himalia.server.codecs import WebSocketCodec
 from tests.pubsub.conftest import Room, Viewer
@@ -367,9 +367,9 @@ async def test_a_record_is_encoded_once_for_all_filters(room: Room) -> None:
     encoded: list[int] = []
 
     class Counting(WebSocketCodec):
-        def event(self, record: Record) -> bytes:
+        def encode_event(self, record: Record) -> bytes:
             encoded.append(record.offset)
-            return super().event(record)
+            return super().encode_event(record)
 
     codec = Counting()
     await room.create("orders")

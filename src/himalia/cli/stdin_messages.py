@@ -12,6 +12,7 @@ import msgspec
 
 from himalia.client.events import Outgoing
 from himalia.errors import BadRequest
+from himalia.ndjson import split_lines
 from himalia.protocol.models import IncomingMessage
 
 CHUNK_BYTES = 1 << 16
@@ -43,7 +44,7 @@ class Lines:
     async def messages(self) -> AsyncIterator[Outgoing]:
         """Each message. Raises ``BadRequest`` that names the line if one is not what it should be."""
         number = 0
-        async for line in _lines(_chunks(self._descriptor)):
+        async for line in split_lines(_chunks(self._descriptor)):
             number += 1
             line = line.strip()
             if line:
@@ -73,19 +74,6 @@ class Lines:
             return Outgoing(msgspec.Raw(line), headers=self._headers)
         found = msgspec.json.decode(line, type=IncomingMessage)
         return Outgoing(found.payload, found.id, {**(found.headers or {}), **self._headers})
-
-
-async def _lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    pieces: list[bytes] = []
-    async for chunk in chunks:
-        *lines, rest = chunk.split(b"\n")
-        for line in lines:
-            yield b"".join((*pieces, line))
-            pieces.clear()
-        if rest:
-            pieces.append(rest)
-    if pieces:
-        yield b"".join(pieces)
 
 
 async def _chunks(descriptor: int) -> AsyncIterator[bytes]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Any, TypeVar
 
 import httpx
@@ -13,6 +13,7 @@ from himalia.client.discovery import Address, ServerLocator
 from himalia.client.errors import make_response_error, translate_errors
 from himalia.client.server_proof import PROOF_TIMEOUT_S, is_local, prove
 from himalia.connection_errors import make_unexpected_response_error
+from himalia.ndjson import split_lines
 from himalia.protocol import encode
 from himalia.tls import client_context
 
@@ -86,7 +87,7 @@ class RestClient:
                 if not response.is_success:
                     content = await response.aread()
                     raise make_response_error(address.url, response.status_code, content, **data)
-                async for line in _lines(response):
+                async for line in split_lines(response.aiter_bytes()):
                     yield decode(line)
             finally:
                 await response.aclose()
@@ -126,14 +127,3 @@ def _extensions(address: Address) -> dict[str, Any]:
             raise
 
     return {"trace": trace}
-
-
-async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:
-    """Yield the lines of a body. httpx's ``aiter_lines`` also splits at U+2028 and others, which JSON may contain."""
-    rest = b""
-    async for part in response.aiter_bytes():
-        *lines, rest = (rest + part).split(b"\n")
-        for line in lines:
-            yield line
-    if rest:
-        yield rest

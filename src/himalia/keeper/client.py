@@ -34,6 +34,7 @@ from himalia.keeper.server_protocol import (
 )
 from himalia.keeper.spool import Spooled, read_spool
 from himalia.local_server import make_private
+from himalia.ndjson import LineSplitter
 
 __all__ = [
     "KeeperClient",
@@ -260,14 +261,11 @@ class KeeperClient:
         return KeeperGone(f"the keeper of kernel {self.directory.name} {what}", directory=str(self.directory))
 
     async def _read(self) -> None:
-        received = bytearray()
+        splitter = LineSplitter()
         try:
             while data := await self._loop.sock_recv(self._socket, 1 << 16):
-                received += data
-                if b"\n" in data:
-                    *lines, received = received.split(b"\n")
-                    for line in lines:
-                        self._on_message(json.loads(line))
+                for line in splitter.feed(data):
+                    self._on_message(json.loads(line))
         except (OSError, ValueError) as error:
             logger.warning("reading from the keeper of %s failed: %s", self.directory.name, error)
         finally:

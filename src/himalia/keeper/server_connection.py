@@ -13,6 +13,7 @@ import zmq
 
 from himalia.keeper.event_loop import EventLoop
 from himalia.keeper.lease import Lease
+from himalia.ndjson import LineSplitter
 
 LINE_BYTES_MAX = 16 << 20
 """The longest line is the launch of a kernel, with its whole environment."""
@@ -26,7 +27,8 @@ class ServerConnection:
         """Use a connected socket, from which some bytes may have been read already."""
         sock.setblocking(False)
         self._socket = sock
-        self._received = bytearray(received)
+        self._received = received
+        self._splitter = LineSplitter()
         self._unsent = bytearray()
         self.is_closed = False
         self.is_following = False
@@ -47,12 +49,11 @@ class ServerConnection:
             return []
         except OSError:
             data = b""
-        self._received += data
-        if not data or len(self._received) > LINE_BYTES_MAX:
+        earlier, self._received = self._received, b""
+        lines = self._splitter.feed(earlier + data)
+        if not data or self._splitter.pending_bytes > LINE_BYTES_MAX:
             self.close()
-        *lines, rest = self._received.split(b"\n")
-        self._received = bytearray(rest)
-        return [bytes(line) for line in lines]
+        return lines
 
     def send(self, message: dict[str, Any]) -> None:
         """Send now what the socket accepts, the rest by ``flush``; a server that never reads is disconnected."""

@@ -15,10 +15,10 @@ from himalia.log.api import (
     Chunk,
     Health,
     Log,
+    LogOptions,
     LogStats,
     Watch,
 )
-from himalia.log.options import LogOptions
 
 __all__ = [
     "Appended",

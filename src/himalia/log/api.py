@@ -8,12 +8,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from enum import StrEnum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from himalia.log.clock import SystemTime, TimeSource
 from himalia.log.columnar import ColumnChunk
 from himalia.record import Draft, Position, Record, Retention, TopicInfo
+
+if TYPE_CHECKING:
+    from himalia.settings import LogSettings
 
 
 class Batch(msgspec.Struct, frozen=True):
@@ -204,3 +208,29 @@ class Watch(Protocol):
     async def __anext__(self) -> Sequence[Change]: ...
 
     def close(self) -> None: ...
+
+
+def _settings_without_retention() -> LogSettings:
+    # Imported here: a program that opens no log need not load pydantic.
+    from himalia.settings import LogSettings
+
+    return LogSettings(retention_age_s=0)
+
+
+class LogOptions(msgspec.Struct, frozen=True):
+    """What can be chosen about a log: the settings of a server, and what only programs and tests choose.
+
+    By default no record is ever too old.
+    """
+
+    settings: LogSettings = msgspec.field(default_factory=_settings_without_retention)
+    clock: TimeSource = SystemTime()
+    retention_interval_s: float = 1.0
+    """How often retention is enforced."""
+    retention_paused: bool = False
+    """Whether retention starts only with the first call of ``Log.hold_retention``."""
+    cache_bytes_max: int = 16 << 20
+    """Recent records kept in memory by a log on disk, of all topics together."""
+    cache_count_max: int = 65_536
+    probe_interval_s: float = 1.0
+    """How often a log on disk that failed is probed."""

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import takewhile
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from himalia.errors import HimaliaError, LogUnavailable, TopicNotFound
 from himalia.log import not_a_log
-from himalia.log.api import Appended, Batch, Chunk, Health, LogStats
+from himalia.log.api import Appended, Batch, Chunk, Health, LogOptions, LogStats
 from himalia.log.cache import RecordRun, limit_bytes
 from himalia.log.clock import LogClock
 from himalia.log.columnar import ColumnChunk, to_columns
-from himalia.log.options import LogOptions
-from himalia.log.producers import ProducerState
-from himalia.log.retention_hold import RetentionHold
+from himalia.log.memory_retention import MemoryProducers, MemoryRetention
 from himalia.log.topic_state import TopicState
 from himalia.log.transaction import LogState, Transaction
 from himalia.log.watch import LocalWatch, WatchSet
 from himalia.record import Position, Record, Retention, TopicInfo
 from himalia.topics import check_name
 
-COUNT_DEFAULT = 100
 T = TypeVar("T")
 
 
@@ -43,17 +39,13 @@ class MemoryLog:
 
     def __init__(self, options: LogOptions | None = None) -> None:
         options = options or LogOptions()
-        default = options.settings.retention
-        self._retention = Retention(default.age_s, default.bytes, default.count or COUNT_DEFAULT)
         self._retention_interval_s = options.retention_interval_s
-        self._hold = RetentionHold(options)
         self._clock = LogClock(options.clock)
-        # By topic; within a topic, the one that has been unused longest comes first.
-        self._producers: dict[int, dict[str, ProducerState]] = {}
-        self._state = LogState(
-            options.settings, lambda topic, producer: self._producers.get(topic, {}).get(producer)
-        )
+        self._producers = MemoryProducers()
+        self._state = LogState(options.settings, self._producers.find)
+        # The records, by the topic's number.
         self._runs: dict[int, RecordRun] = {}
+        self._retention = MemoryRetention(self._state, self._runs, self._clock, options)
         self._watches = WatchSet()
         self._timer: asyncio.TimerHandle | None = None
         self._is_open = False
@@ -65,7 +57,7 @@ class MemoryLog:
 
     async def open(self) -> None:
         self._is_open = True
-        self._retention_tick()
+        self._tick()
 
     async def close(self) -> None:
         self._is_open = False
@@ -123,7 +115,7 @@ class MemoryLog:
         return self._commit(lambda transaction: transaction.delete(topic))
 
     def hold_retention(self, unread: Mapping[str, Position]) -> None:
-        self._hold.replace(unread)
+        self._retention.hold.replace(unread)
 
     def watch(self) -> LocalWatch:
         return self._watches.add()
@@ -141,7 +133,7 @@ class MemoryLog:
         self._check_open()
         self._clock.now()
         warning = self._clock.warning
-        self._follow_wall_clock()
+        self._retention.follow_wall_clock()
         return warning
 
     def stats(self) -> LogStats:
@@ -152,7 +144,7 @@ class MemoryLog:
             failures=0,
             commit_seconds=(),
             disk_bytes=0,
-            held_topics=self._hold.held_topics,
+            held_topics=self._retention.hold.held_topics,
         )
 
     def _require_topic(self, topic: str) -> TopicState:
@@ -177,16 +169,11 @@ class MemoryLog:
             state = change.state
             if change.deleted:
                 self._runs.pop(state.id, None)
-                self._uncount(self._producers.pop(state.id, {}))
+                self._producers.remove_topic(state.id, self._state.producers)
                 continue
             self._runs.setdefault(state.id, RecordRun()).extend(change.records)
-            producers = self._producers.setdefault(state.id, {})
-            for producer, last in change.producers.items():
-                producers.pop(producer, None)
-                producers[producer] = last
-            for producer in change.claimed:
-                producers.pop(producer, None)
-            self._trim(state)
+            self._producers.apply(change)
+            self._retention.trim(state)
         self._commits += 1
         self._records += transaction.records
         self._duplicates += transaction.duplicates
@@ -195,79 +182,12 @@ class MemoryLog:
 
     # Retention
 
-    def _retention_tick(self) -> None:
+    def _tick(self) -> None:
         self._enforce_limits()
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self._retention_interval_s, self._retention_tick)
+        self._timer = asyncio.get_running_loop().call_later(self._retention_interval_s, self._tick)
 
     def _enforce_limits(self) -> None:
-        self._hold.drain_held()
-        now = self._clock.now()
-        if self._clock.is_hold_over:
-            self._follow_wall_clock()
-        topics = self._state.topics
-        for state in list(topics.values()):
-            if state.is_pinned(now) and (limit_s := self._limits(state).age_s):
-                topics[state.name] = state.mark_pinned(now, limit_s) or state
-        for state in list(topics.values()):
-            self._trim(state)
-        self._expire_producers(now.age_us)
-
-    def _limits(self, state: TopicState) -> Retention:
-        return state.retention.with_defaults(self._retention)
-
-    def _trim(self, state: TopicState) -> None:
-        if self._hold.is_paused:
-            return
-        limits = self._limits(state)
-        first_unread = self._hold.first_unread(state)
-        self._trim_to(state, limits, state.end if first_unread is None else first_unread)
-        if first_unread is not None and state.first >= first_unread and self._exceeds(state, limits):
-            if self._trim_to(state, self._hold.hard_limits(limits), state.end):
-                self._hold.warn_unread_deleted(state.name)
-            else:
-                self._hold.mark_held(state.name)
-
-    def _trim_to(self, state: TopicState, limits: Retention, stop: int) -> bool:
-        """Delete what exceeds these limits, before offset ``stop``; return whether there was anything."""
-        run = self._runs[state.id]
-        before = state.first
-        while state.first < stop and self._exceeds(state, limits):
-            state.bytes -= run.oldest.size_bytes
-            state.first += 1
-            run.drop(1)
-        return state.first > before
-
-    def _exceeds(self, state: TopicState, limits: Retention) -> bool:
-        run = self._runs[state.id]
-        age_us = self._clock.last.age_us
-        cutoff_us = 0
-        if limits.age_s and not self._clock.is_held:
-            cutoff_us = age_us - round(limits.age_s * 1_000_000)
-        return len(run) > 0 and bool(
-            (limits.count and len(run) > limits.count)
-            or (limits.bytes and state.bytes > limits.bytes and len(run) > 1)
-            or state.age_us(state.first, run.oldest.ts_us, self._clock.shift_us) < cutoff_us
-        )
-
-    def _expire_producers(self, age_us: int) -> None:
-        limit_us = self._state.producers.age_us
-        if not limit_us or self._clock.is_held:
-            return
-        for producers in self._producers.values():
-            items = producers.items()
-            old = [name for name, last in takewhile(lambda item: item[1].age_us <= age_us - limit_us, items)]
-            for name in old:
-                del producers[name]
-            self._uncount(old)
-
-    def _uncount(self, removed: Iterable[str]) -> None:
-        producers = self._state.producers
-        producers.update(producers.counts_without(removed))
-
-    def _follow_wall_clock(self) -> None:
-        shift_us = self._clock.follow_wall_clock()
-        if shift_us is not None:
-            topics = self._state.topics
-            for state in list(topics.values()):
-                topics[state.name] = state.end_era(shift_us)
+        self._retention.tick()
+        counts = self._state.producers
+        if counts.age_us and not self._clock.is_held:
+            self._producers.expire(self._clock.last.age_us - counts.age_us, counts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from himalia.log.options import LogOptions
+from himalia.log.api import LogOptions
 from himalia.log.topic_state import TopicState
 from himalia.record import Position, Retention
 from himalia.throttle import LogThrottle

@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 from himalia.errors import FilterFailed, InternalError, LogUnavailable, TopicNotFound
 from himalia.log.api import Chunk, Log
-from himalia.pubsub.feed import EncodedEvents, View
 from himalia.pubsub.filters import Filter
 from himalia.pubsub.stats import Counters
 from himalia.pubsub.subscription import Cursor
-from himalia.pubsub.turns import Turns
+from himalia.pubsub.tail import EncodedEvents, View
+from himalia.pubsub.time_slices import TimeSlices
 from himalia.record import Record
 from himalia.settings import DeliverySettings
 
@@ -31,10 +31,12 @@ RETRY_AFTER_S = 1.0
 class Backlog:
     """Reads and encodes old records, in turns with other work on the event loop."""
 
-    def __init__(self, log: Log, settings: DeliverySettings, turns: Turns, counters: Counters) -> None:
+    def __init__(
+        self, log: Log, settings: DeliverySettings, time_slices: TimeSlices, counters: Counters
+    ) -> None:
         self._log = log
         self._settings = settings
-        self._turns = turns
+        self._time_slices = time_slices
         self._counters = counters
         self._reads = asyncio.Semaphore(READS_AT_ONCE)
 
@@ -81,7 +83,9 @@ class Backlog:
         if cursor.closed or outlet.closed:
             return
         if chunk.first > cursor.next:
-            outlet.buffer(outlet.codec.gap(name, subscriber.client_id, cursor.next, chunk.first, chunk.end))
+            outlet.buffer(
+                outlet.codec.encode_gap(name, subscriber.client_id, cursor.next, chunk.first, chunk.end)
+            )
             cursor.next = chunk.first
         if chunk.records:
             part = view.slice(cursor.next, 1 << 62)
@@ -90,14 +94,14 @@ class Backlog:
             self._counters.delivered += part.matched
             outlet.buffer(part.data)
             if part.failure is not None:
-                outlet.buffer(outlet.codec.error(part.failure, name))
+                outlet.buffer(outlet.codec.encode_error(part.failure, name))
         outlet.flush()
 
     async def _extend(self, view: View, records: Sequence[Record], cursor: Cursor) -> None:
         """Encode the records of a chunk for a cursor, in turns."""
         while (done := view.end - view.first) < len(records) and not cursor.closed:
-            if done and self._turns.is_over():
-                await self._turns.rest()
+            if done and self._time_slices.is_over():
+                await self._time_slices.wait_next()
             view.extend(records[done : done + ENCODED_AT_ONCE], perf_counter() + FILTERING_S)
 
 
@@ -109,12 +113,12 @@ class FilterResult(NamedTuple):
     failure: tuple[int, FilterFailed] | None
 
 
-async def apply_filter(filter: Filter, records: Sequence[Record], turns: Turns) -> FilterResult:
+async def apply_filter(filter: Filter, records: Sequence[Record], time_slices: TimeSlices) -> FilterResult:
     """Evaluate a filter on old records, in turns."""
     passed: list[Record] = []
     failed, first = 0, None
     for record in records:
-        await turns.give_way()
+        await time_slices.checkpoint()
         try:
             if filter.matches(record):
                 passed.append(record)

@@ -30,8 +30,8 @@ from himalia.pubsub.cursor_queue import CursorQueue
 from himalia.pubsub.outlet import Outlet
 from himalia.pubsub.stats import Counters, Tracing
 from himalia.pubsub.subscription import Cursor
+from himalia.pubsub.time_slices import SLICE_S, TimeSlices
 from himalia.pubsub.topic import Topic
-from himalia.pubsub.turns import TURN_S, Turns
 from himalia.record import Record
 from himalia.settings import DeliverySettings
 from himalia.tasks import TaskSet
@@ -51,7 +51,7 @@ class Delivery:
         self,
         log: Log,
         settings: DeliverySettings,
-        turns: Turns,
+        time_slices: TimeSlices,
         counters: Counters,
         tracing: Tracing | None = None,
     ) -> None:
@@ -61,7 +61,7 @@ class Delivery:
         self._tail_bytes = settings.tail_bytes
         self._tail_records = settings.tail_records
         self._tracing = tracing
-        self._backlog = Backlog(log, settings, turns, counters)
+        self._backlog = Backlog(log, settings, time_slices, counters)
         self.topics: dict[str, Topic] = {}
         """The topics that are followed, by name."""
         self._queue = CursorQueue()
@@ -124,7 +124,7 @@ class Delivery:
 
     def _collect_due(self) -> None:
         """Queue the cursors of marked topics and outlets, as many as fit into this turn."""
-        ends_at = perf_counter() + TURN_S
+        ends_at = perf_counter() + SLICE_S
         while self._marked_topics:
             topic, _ = self._marked_topics.popitem(last=False)
             self._update_tail(topic)
@@ -196,7 +196,7 @@ class Delivery:
         if part.data:
             outlet.buffer(part.data)
         if part.failure is not None:
-            outlet.buffer(outlet.codec.error(part.failure, cursor.topic.name))
+            outlet.buffer(outlet.codec.encode_error(part.failure, cursor.topic.name))
         if part.end < view.end:
             outlet.block(cursor)
             self.mark_outlet(outlet)
@@ -216,7 +216,7 @@ class Delivery:
         self._counters.dropped += last - first + 1
         logger.debug("dropped %s..%s of %s for %s", first, last, cursor.topic.name, subscriber.client_id)
         outlet = subscriber.outlet
-        outlet.buffer(outlet.codec.dropped(cursor.topic.name, subscriber.client_id, first, last))
+        outlet.buffer(outlet.codec.encode_dropped(cursor.topic.name, subscriber.client_id, first, last))
         return True
 
     def _disconnect(self, cursor: Cursor) -> None:
@@ -228,7 +228,7 @@ class Delivery:
             offset=cursor.next,
         )
         cursor.closed = True
-        outlet.buffer(outlet.codec.error(error, cursor.topic.name))
+        outlet.buffer(outlet.codec.encode_error(error, cursor.topic.name))
         outlet.flush()
         outlet.close(error)
 
@@ -248,7 +248,7 @@ class Delivery:
             if logger.isEnabledFor(logging.DEBUG):
                 _log_routing(topic, records)
             if self._tracing is not None:
-                self._tracing.delivering(topic.name, records, len(topic))
+                self._tracing.record_delivery(topic.name, records, len(topic))
 
     def _tail_bytes_per_topic(self) -> int:
         """Return how many bytes each followed topic may keep in memory."""

@@ -6,22 +6,21 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
 
-from himalia.errors import Forbidden, TopicNotFound
 from himalia.log.api import Appended, Batch, Log
-from himalia.protocol.models import PubSubStats, TopicStats
+from himalia.protocol.models import PubSubStats
 from himalia.pubsub.backlog import FilterResult, apply_filter
 from himalia.pubsub.delivery import Delivery
 from himalia.pubsub.filters import Filter
-from himalia.pubsub.log_follower import LogFollower
+from himalia.pubsub.log_watcher import LogWatcher
 from himalia.pubsub.outlet import Outlet
-from himalia.pubsub.stats import SECONDS, Activity, Counters, Tracing, subscriber_stats
-from himalia.pubsub.subscription import Gap, Subscriber, SubscribeResult, resolve_start
-from himalia.pubsub.subscriptions import PendingPattern, Subscriptions
-from himalia.pubsub.turns import Turns
-from himalia.record import Position, Record, Retention, TopicInfo
+from himalia.pubsub.stats import SECONDS, Activity, Counters, Tracing, subscriber_stats, topic_stats
+from himalia.pubsub.subscription import Subscriber, SubscribeResult
+from himalia.pubsub.subscription_setup import SubscriptionSetup
+from himalia.pubsub.subscriptions import Subscriptions
+from himalia.pubsub.time_slices import TimeSlices
+from himalia.record import Record, Retention, TopicInfo
 from himalia.settings import DeliverySettings
 from himalia.tasks import TaskSet
-from himalia.topics import AUDIT_TOPIC
 
 logger = logging.getLogger("himalia.pubsub")
 
@@ -47,21 +46,22 @@ class PubSubManager:
         self._on_published = on_published
         self.counters = Counters()
         self.activity = Activity()
-        self.turns = Turns()
+        self.time_slices = TimeSlices()
         self.in_flight = 0
         self.in_flight_bytes = 0
-        self._delivery = Delivery(log, settings, self.turns, self.counters, tracing)
+        self._delivery = Delivery(log, settings, self.time_slices, self.counters, tracing)
         self.topics = self._delivery.topics
         """The topics that are followed, by name."""
-        self.subscriptions = Subscriptions(settings, self._delivery, self.turns)
-        self._follower = LogFollower(self.subscriptions, self._delivery)
+        self.subscriptions = Subscriptions(settings, self._delivery, self.time_slices)
+        self._setup = SubscriptionSetup(log, self.subscriptions, self.time_slices)
+        self._watcher = LogWatcher(self.subscriptions, self._delivery)
         self._background = TaskSet(logger, "publish and subscribe failed")
 
     async def start(self) -> None:
         """Follow the log, which must be open."""
         watch = self.log.watch()
-        self._follower.topic_count = sum(info.name != AUDIT_TOPIC for info in await self.log.topics())
-        self._background.spawn(self._follower.run(watch))
+        self._watcher.count_topics(await self.log.topics())
+        self._background.spawn(self._watcher.run(watch))
         self._background.spawn(self._sample())
 
     async def stop(self) -> None:
@@ -92,7 +92,7 @@ class PubSubManager:
         self.in_flight_bytes += size
         finish = None
         if self._tracing is not None:
-            batch, finish = self._tracing.publishing(batch)
+            batch, finish = self._tracing.start_publish(batch)
         future = self.log.append(batch)
 
         def on_done(future: asyncio.Future[Appended]) -> None:
@@ -119,71 +119,7 @@ class PubSubManager:
         Raises ``TopicNotFound`` for a plain name; a pattern may match nothing yet. A subscription with the
         same identity is replaced; if it belongs to another connection, that one is notified.
         """
-        subscriptions = self.subscriptions
-        subscriptions.check_limits(subscriber)
-        if subscriber.follows_pattern:
-            subscriptions.pending_patterns[subscriber] = PendingPattern()
-        try:
-            positions, gaps = await self._add_cursors(subscriber)
-            if not subscriber.cursors and not subscriber.follows_pattern:
-                raise TopicNotFound(subscriber.pattern)
-        except BaseException:
-            subscriptions.close_cursors(subscriber)
-            raise
-        finally:
-            pending = subscriptions.pending_patterns.pop(subscriber, None)
-        if subscriber.outlet.closed:
-            subscriptions.close_cursors(subscriber)
-            return SubscribeResult({}, [])
-        subscriptions.add(subscriber)
-        if pending is not None:
-            for change in pending.created:
-                if change.topic not in subscriber.cursors and change.epoch not in pending.deleted_epochs:
-                    subscriptions.follow(subscriber, change.topic, change.epoch, 0, 0)
-                    positions[change.topic] = Position(0, change.epoch)
-        # Some of the topics may have been deleted meanwhile.
-        positions = {name: at for name, at in positions.items() if name in subscriber.cursors}
-        subscriptions.release(list(reversed(subscriber.cursors.values())))
-        _log_subscription(subscriber, len(positions))
-        return SubscribeResult(positions, [gap for gap in gaps if gap.topic in positions])
-
-    async def _add_cursors(self, subscriber: Subscriber) -> tuple[dict[str, Position], list[Gap]]:
-        """Add a cursor on each topic, in turns, since there may be very many; they stay held until released."""
-        subscriptions, gaps = self.subscriptions, []
-        pending = subscriptions.pending_patterns.get(subscriber)
-        positions: dict[str, Position] = {}
-        for info in await self._look_up(subscriber):
-            if pending is not None:
-                await self.turns.give_way()
-                if subscriber.outlet.closed:
-                    break
-                if not subscriber.covers(info.name, info.owner):
-                    continue
-            try:
-                start, gap = await resolve_start(self.log, subscriber.start, info)
-            except TopicNotFound:
-                if pending is None:
-                    raise
-                continue  # a pattern follows what is left
-            if info.epoch in subscriptions.deleted_epochs:
-                continue
-            if pending is not None and info.epoch in pending.deleted_epochs:
-                continue
-            subscriptions.check_cursors(subscriber.owner)
-            subscriptions.follow(subscriber, info.name, info.epoch, info.end, start)
-            positions[info.name] = Position(start, info.epoch)
-            gaps += [gap] if gap else []
-        return positions, gaps
-
-    async def _look_up(self, subscriber: Subscriber) -> Iterable[TopicInfo]:
-        if subscriber.follows_pattern:
-            return await self.log.topics()
-        info = await self.log.info(subscriber.pattern)
-        if not subscriber.can_read(info.name, info.owner):
-            raise Forbidden(
-                f"{subscriber.owner!r} has no right to subscribe on {info.name!r}", topic=info.name
-            )
-        return [info]
+        return await self._setup.run(subscriber)
 
     def unsubscribe(self, pattern: str, owner: str, client_id: str, outlet: Outlet) -> bool:
         """End a subscription of this outlet; return False if there was none, which is no error."""
@@ -200,7 +136,7 @@ class PubSubManager:
 
     async def apply_filter(self, filter: Filter, records: Sequence[Record]) -> FilterResult:
         """Evaluate a filter on old records, in turns."""
-        return await apply_filter(filter, records, self.turns)
+        return await apply_filter(filter, records, self.time_slices)
 
     # Observability
 
@@ -209,7 +145,7 @@ class PubSubManager:
             for _ in range(SECONDS):
                 await asyncio.sleep(1)
                 self.counters.sample()
-            self.activity.forget_idle()
+            self.activity.drop_idle()
 
     @property
     def is_idle(self) -> bool:
@@ -218,7 +154,7 @@ class PubSubManager:
 
     @property
     def topic_count(self) -> int:
-        return self._follower.topic_count
+        return self._watcher.topic_count
 
     @property
     def subscriber_count(self) -> int:
@@ -234,8 +170,11 @@ class PubSubManager:
         infos, subscribers = await self.log.topics(), list(self.subscriptions.subscribers)
         return PubSubStats(
             uptime_s=counters.uptime_s,
-            topics={info.name: self._topic_stats(info) async for info in self.turns.each(infos)},
-            subscribers=[subscriber_stats(each) async for each in self.turns.each(subscribers)],
+            topics={
+                info.name: topic_stats(info, self.topics.get(info.name), self.activity)
+                async for info in self.time_slices.iterate(infos)
+            },
+            subscribers=[subscriber_stats(each) async for each in self.time_slices.iterate(subscribers)],
             published=counters.published,
             duplicates=counters.duplicates,
             delivered=counters.delivered,
@@ -253,29 +192,4 @@ class PubSubManager:
     async def lag(self) -> int:
         """Return how far the slowest of all cursors is behind."""
         topics = list(self.topics.values())
-        return max([topic.lag() async for topic in self.turns.each(topics)], default=0)
-
-    def _topic_stats(self, info: TopicInfo) -> TopicStats:
-        topic = self.topics.get(info.name)
-        return TopicStats(
-            messages=info.end,
-            bytes=info.bytes,
-            first=info.first,
-            end=info.end,
-            epoch=info.epoch,
-            subscribers=0 if topic is None else len(topic),
-            lag=0 if topic is None else topic.lag(),
-            last_minute=self.activity.last_minute(info.name, info.epoch),
-        )
-
-
-def _log_subscription(subscriber: Subscriber, topics: int) -> None:
-    logger.debug(
-        "%s of %s follows %s (%d topics, %s)",
-        subscriber.client_id,
-        subscriber.owner or "the server",
-        subscriber.pattern,
-        topics,
-        subscriber.policy,
-        extra={"caller": subscriber.owner or "server"},
-    )
+        return max([topic.lag() async for topic in self.time_slices.iterate(topics)], default=0)

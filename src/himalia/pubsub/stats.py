@@ -13,11 +13,12 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol
 
 from himalia.log.api import Batch
-from himalia.protocol.models import LastMinute, Rates, SubscriberStats
-from himalia.record import Record
+from himalia.protocol.models import LastMinute, Rates, SubscriberStats, TopicStats
+from himalia.record import Record, TopicInfo
 
 if TYPE_CHECKING:
     from himalia.pubsub.subscription import Subscriber
+    from himalia.pubsub.topic import Topic
 
 
 RATE_SECONDS = 10
@@ -60,6 +61,20 @@ class Counters:
         return [0] * (SECONDS - len(grown)) + grown
 
 
+def topic_stats(info: TopicInfo, topic: Topic | None, activity: Activity) -> TopicStats:
+    """Return the statistics of a topic; ``topic`` is None if it has no subscribers."""
+    return TopicStats(
+        messages=info.end,
+        bytes=info.bytes,
+        first=info.first,
+        end=info.end,
+        epoch=info.epoch,
+        subscribers=0 if topic is None else len(topic),
+        lag=0 if topic is None else topic.lag(),
+        last_minute=activity.last_minute(info.name, info.epoch),
+    )
+
+
 def subscriber_stats(subscriber: Subscriber) -> SubscriberStats:
     return SubscriberStats(
         client_id=subscriber.client_id,
@@ -95,7 +110,7 @@ class Activity:
             return []
         return counts.before(int(self._clock()))
 
-    def forget_idle(self) -> None:
+    def drop_idle(self) -> None:
         """Drop topics without a message in the last minute. The cost grows with the topics counted."""
         second = int(self._clock())
         idle = [topic for topic, counts in self._topics.items() if second - counts.latest > SECONDS]
@@ -133,9 +148,9 @@ class _Counts:
 
 
 class Tracing(Protocol):
-    def publishing(self, batch: Batch) -> tuple[Batch, Callable[[BaseException | None], None]]:
+    def start_publish(self, batch: Batch) -> tuple[Batch, Callable[[BaseException | None], None]]:
         """Return the batch with the trace's context in its headers, and a callback for its error or None at the end."""
         ...
 
-    def delivering(self, topic: str, records: Sequence[Record], subscribers: int) -> None:
+    def record_delivery(self, topic: str, records: Sequence[Record], subscribers: int) -> None:
         """Note that these records are about to be sent to that many subscribers."""

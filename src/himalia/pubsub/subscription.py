@@ -14,7 +14,7 @@ from himalia.record import Policy, Position, TopicInfo
 from himalia.topics import is_pattern, matches
 
 if TYPE_CHECKING:
-    from himalia.pubsub.feed import View
+    from himalia.pubsub.tail import View
     from himalia.pubsub.topic import Topic
 
 

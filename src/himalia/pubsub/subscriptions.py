@@ -12,8 +12,8 @@ from himalia.pubsub.delivery import Delivery
 from himalia.pubsub.filters import Filter
 from himalia.pubsub.outlet import Outlet
 from himalia.pubsub.subscription import Cursor, Subscriber
+from himalia.pubsub.time_slices import TimeSlices
 from himalia.pubsub.topic import Topic
-from himalia.pubsub.turns import Turns
 from himalia.settings import DeliverySettings
 
 RESERVED_SHARE = 8
@@ -23,7 +23,7 @@ DELETED_KEPT = 1024
 
 
 class PendingPattern:
-    """What happened to topics while a subscription to a pattern is being set up, which takes several turns."""
+    """What happened to topics while a subscription to a pattern is being set up, which takes several time_slices."""
 
     __slots__ = ("created", "deleted_epochs")
 
@@ -35,10 +35,10 @@ class PendingPattern:
 class Subscriptions:
     """Registers subscribers, and adds and removes their cursors. Used on the event loop."""
 
-    def __init__(self, settings: DeliverySettings, delivery: Delivery, turns: Turns) -> None:
+    def __init__(self, settings: DeliverySettings, delivery: Delivery, time_slices: TimeSlices) -> None:
         self.settings = settings
         self._delivery = delivery
-        self._turns = turns
+        self._time_slices = time_slices
         self._topics = delivery.topics
         self._subscribers: dict[tuple[str, str, str], Subscriber] = {}
         self._patterns: dict[Subscriber, None] = {}
@@ -112,7 +112,7 @@ class Subscriptions:
             return
         self.remove(older)
         if older.outlet is not subscriber.outlet:
-            older.outlet.buffer(older.outlet.codec.replaced(older.pattern, older.client_id))
+            older.outlet.buffer(older.outlet.codec.encode_replaced(older.pattern, older.client_id))
             older.outlet.flush()
 
     def remove(self, subscriber: Subscriber) -> None:
@@ -151,8 +151,8 @@ class Subscriptions:
             cursor = cursors.pop()
             if not cursor.closed:
                 self._delivery.start_cursor(cursor)
-            if self._turns.is_over():
-                self._turns.later(partial(self.release, cursors))
+            if self._time_slices.is_over():
+                self._time_slices.defer(partial(self.release, cursors))
                 return
 
     def close_cursors(self, subscriber: Subscriber) -> None:
@@ -165,8 +165,8 @@ class Subscriptions:
     def _unfollow_all(self, cursors: list[Cursor]) -> None:
         while cursors:
             self._unfollow(cursors.pop())
-            if self._turns.is_over():
-                self._turns.later(partial(self._unfollow_all, cursors))
+            if self._time_slices.is_over():
+                self._time_slices.defer(partial(self._unfollow_all, cursors))
                 return
 
     def _unfollow(self, cursor: Cursor) -> None:
@@ -192,7 +192,7 @@ class Subscriptions:
                 continue  # not acknowledged yet, or unsubscribed already
             if not subscriber.follows_pattern:
                 self.remove(subscriber)
-            outlet.buffer(outlet.codec.topic_deleted(topic.name, subscriber.client_id))
+            outlet.buffer(outlet.codec.encode_topic_deleted(topic.name, subscriber.client_id))
             notified.append(outlet)
         self._flush_all(notified)
 
@@ -200,6 +200,6 @@ class Subscriptions:
         """Flush these outlets in turns: each write is a system call."""
         while outlets:
             outlets.pop().flush()
-            if self._turns.is_over():
-                self._turns.later(partial(self._flush_all, outlets))
+            if self._time_slices.is_over():
+                self._time_slices.defer(partial(self._flush_all, outlets))
                 return

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from himalia.pubsub.feed import Tail, View
 from himalia.pubsub.subscription import Cursor, Subscriber
+from himalia.pubsub.tail import Tail, View
 
 
 class Topic:

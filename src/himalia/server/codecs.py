@@ -33,7 +33,7 @@ class JsonCodec:
     def frame(self, message: ServerMessage) -> bytes:
         raise NotImplementedError
 
-    def dropped(self, topic: str, client_id: str, first: int, last: int) -> bytes:
+    def encode_dropped(self, topic: str, client_id: str, first: int, last: int) -> bytes:
         return self.info(
             NoticeKind.DROPPED,
             topic=topic,
@@ -43,21 +43,21 @@ class JsonCodec:
             count=last - first + 1,
         )
 
-    def gap(self, topic: str, client_id: str, requested: int, first: int, end: int) -> bytes:
+    def encode_gap(self, topic: str, client_id: str, requested: int, first: int, end: int) -> bytes:
         return self.info(
             NoticeKind.GAP, topic=topic, client_id=client_id, requested=requested, first=first, end=end
         )
 
-    def topic_created(self, topic: str, client_id: str, epoch: str) -> bytes:
+    def encode_topic_created(self, topic: str, client_id: str, epoch: str) -> bytes:
         return self.info(NoticeKind.TOPIC_CREATED, topic=topic, client_id=client_id, offset=0, epoch=epoch)
 
-    def topic_deleted(self, topic: str, client_id: str) -> bytes:
+    def encode_topic_deleted(self, topic: str, client_id: str) -> bytes:
         return self.info(NoticeKind.TOPIC_DELETED, topic=topic, client_id=client_id)
 
-    def replaced(self, topic: str, client_id: str) -> bytes:
+    def encode_replaced(self, topic: str, client_id: str) -> bytes:
         return self.info(NoticeKind.REPLACED, topic=topic, client_id=client_id)
 
-    def error(self, error: HimaliaError, topic: str | None = None) -> bytes:
+    def encode_error(self, error: HimaliaError, topic: str | None = None) -> bytes:
         return self.frame(error_message(error, topic=topic))
 
     def info(
@@ -98,7 +98,7 @@ class WebSocketCodec(JsonCodec):
     def frame(self, message: ServerMessage) -> bytes:
         return text_frame(encode(message))
 
-    def event(self, record: Record) -> bytes:
+    def encode_event(self, record: Record) -> bytes:
         return text_frame(encode_event(record))
 
 
@@ -114,7 +114,7 @@ class SseCodec(JsonCodec):
     def frame(self, message: ServerMessage) -> bytes:
         return b"event: %b\ndata: %b\n\n" % (message.type.encode(), encode(message))
 
-    def event(self, record: Record) -> bytes:
+    def encode_event(self, record: Record) -> bytes:
         id = b"id: %d\n" % record.offset if self._ids else b""
         return b"%bdata: %b\n\n" % (id, encode_event(record))
 

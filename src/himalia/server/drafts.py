@@ -7,7 +7,7 @@ from himalia.protocol import Message, encode
 from himalia.record import Draft
 from himalia.server.identity import Principal, Right
 from himalia.settings import Settings
-from himalia.topics import AUDIT_TOPIC, KERNEL_TOPIC_PREFIX, check_name
+from himalia.topics import AUDIT_TOPIC, KERNEL_TOPIC_PREFIX, PIPELINE_TOPIC_PREFIX, check_name
 
 TOPICS_REMEMBERED_MAX = 1000
 STAMPS_REMEMBERED_MAX = 100
@@ -48,7 +48,7 @@ class Drafter:
         self._principal.require(Right.PUBLISH, topic)
         if topic.startswith(KERNEL_TOPIC_PREFIX):
             raise Forbidden(f"{topic!r} is reserved: only a kernel's own output goes there", topic=topic)
-        if topic.startswith("pipeline."):
+        if topic.startswith(PIPELINE_TOPIC_PREFIX):
             self._principal.require(Right.MANAGE, topic)
         if len(self._allowed) < TOPICS_REMEMBERED_MAX:
             self._allowed.add(topic)

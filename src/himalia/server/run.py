@@ -47,7 +47,9 @@ class Server(uvicorn.Server):
     ) -> None:
         super().__init__(config)
         self._http_options = HttpOptions(
-            context.settings.handshake_timeout_s, context.settings.stall_timeout_s, context.manager.turns
+            context.settings.handshake_timeout_s,
+            context.settings.stall_timeout_s,
+            context.manager.time_slices,
         )
         self.url = url
         self._context = context

@@ -17,7 +17,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from himalia.pubsub.turns import TURN_S, Turns
+from himalia.pubsub.time_slices import SLICE_S, TimeSlices
 from himalia.server.http import protocol as http_protocol_module
 from himalia.server.http.protocol import (
     HEAD_BYTES_MAX,
@@ -87,7 +87,7 @@ def test_an_answer_is_made_from_what_uvicorn_makes_it_from() -> None:
 async def test_every_attribute_that_is_used_is_there() -> None:
     """Everything that our class reads of uvicorn's exists on its objects from the start."""
     config: uvicorn.Config = config_of()
-    http = HttpProtocol(config, ServerState(), {}, HttpOptions(1.0, 1.0, Turns()))
+    http = HttpProtocol(config, ServerState(), {}, HttpOptions(1.0, 1.0, TimeSlices()))
     assert {name for name in attributes_used(HttpProtocol) if not hasattr(http, name)} == {"url"}
     assert "self.url = " in inspect.getsource(HttpToolsProtocol.on_message_begin)
 
@@ -263,11 +263,11 @@ def test_small_chunks_of_many_connections_take_turns(shared: RunningServer) -> N
     """A body in chunks of one byte is much work for its size: it is done a piece at a time, and none of it is lost."""
     chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in b'{"payload":1}' + b" " * 20_000) + b"0\r\n\r\n"
     head = b"POST /topics/orders/messages HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    turns = shared.context.manager.turns
+    turns = shared.context.manager.time_slices
     assert len(chunks) > 5 * PIECE_BYTES
     with shared.http() as http, Wire(shared.port) as other:
         http.post("/topics", json={"name": "orders"})
-        shared.on_loop(lambda: setattr(turns, "_turn_s", 0.0))
+        shared.on_loop(lambda: setattr(turns, "slice_s", 0.0))
         try:
             with Wire(shared.port) as wire:
                 wire.send(head + b"Transfer-Encoding: chunked\r\n\r\n" + chunks)
@@ -275,7 +275,7 @@ def test_small_chunks_of_many_connections_take_turns(shared: RunningServer) -> N
                 assert other.response()[0] == 200
                 status, _, body = wire.response()
         finally:
-            shared.on_loop(lambda: setattr(turns, "_turn_s", TURN_S))
+            shared.on_loop(lambda: setattr(turns, "slice_s", SLICE_S))
     assert (status, json.loads(body)["count"]) == (200, 1), body
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import uvicorn
 from uvicorn.server import ServerState
 
-from himalia.pubsub.turns import Turns
+from himalia.pubsub.time_slices import TimeSlices
 from himalia.server.websocket.uvicorn_protocol import WebSocketProtocol
 
 HANDSHAKE = (
@@ -103,14 +103,14 @@ class Attached:
         self.listener = listener
 
     @classmethod
-    async def make(cls, config: uvicorn.Config, turns: Turns, bytes_max: int = 1000) -> Attached:
+    async def make(cls, config: uvicorn.Config, time_slices: TimeSlices, bytes_max: int = 1000) -> Attached:
         protocol = await handshaken(config)
         made = cls(protocol, protocol.transport, Listener())  # type: ignore[arg-type]
         protocol.attach(
             made.listener,  # type: ignore[arg-type]
             frame_bytes_max=bytes_max,
             write_buffer_bytes=1000,
-            turns=turns,
+            time_slices=time_slices,
         )
         return made
 

@@ -17,7 +17,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from uvicorn.server import ServerState
 from websockets.server import ServerProtocol
 
-from himalia.pubsub.turns import Turns
+from himalia.pubsub.time_slices import TimeSlices
 from himalia.server.websocket import uvicorn_protocol
 from himalia.server.websocket.frame_parser import FRAMES_PER_CHECK
 from himalia.server.websocket.uvicorn_protocol import (
@@ -131,7 +131,7 @@ async def test_uvicorn_writes_whole_frames() -> None:
     await task
 
 
-# Turns
+# TimeSlices
 
 
 class Steps:
@@ -157,7 +157,7 @@ FLOODS = {
 @pytest.mark.parametrize("flood", FLOODS.values(), ids=FLOODS.keys())
 async def test_a_read_of_very_many_frames_is_parsed_in_turns(flood: bytes) -> None:
     """One read holds the loop for a few frames only; nothing more is read before it is parsed, and nothing is lost."""
-    attached = await Attached.make(config_of(), Turns(0.5, Steps()))
+    attached = await Attached.make(config_of(), TimeSlices(0.5, Steps()))
     protocol, transport = attached.protocol, attached.transport
     protocol.data_received(flood + frame(b"the end", PING))
     assert protocol._parser is not None and not transport.reading
@@ -176,7 +176,7 @@ async def test_a_read_of_very_many_frames_is_parsed_in_turns(flood: bytes) -> No
 
 async def test_a_connection_on_hold_is_not_parsed() -> None:
     """What was read before the pause stays where it is until the connection resumes, and is then parsed in order."""
-    attached = await Attached.make(config_of(), Turns())
+    attached = await Attached.make(config_of(), TimeSlices())
     protocol, listener = attached.protocol, attached.listener
 
     def receive(data: bytes) -> None:
@@ -207,7 +207,7 @@ async def test_what_comes_before_the_handshake_is_answered_is_not_lost() -> None
     while not protocol.handshake_complete:
         await asyncio.sleep(0)
     listener = Listener()
-    protocol.attach(listener, frame_bytes_max=1000, write_buffer_bytes=1000, turns=Turns())  # type: ignore[arg-type]
+    protocol.attach(listener, frame_bytes_max=1000, write_buffer_bytes=1000, time_slices=TimeSlices())  # type: ignore[arg-type]
     while not transport.reading:
         await asyncio.sleep(0)
     protocol.data_received(early[-1:])
@@ -218,7 +218,7 @@ async def test_what_comes_before_the_handshake_is_answered_is_not_lost() -> None
 
 async def test_a_flood_after_the_close_frame_is_parsed_in_turns() -> None:
     """While the server waits for the peer's close frame nothing is received, and a flood holds nothing up."""
-    attached = await Attached.make(config_of(), Turns(0.5, Steps()))
+    attached = await Attached.make(config_of(), TimeSlices(0.5, Steps()))
     protocol = attached.protocol
     protocol.send_close(1008, "SLOW_CONSUMER")
     protocol.data_received(frame(b"x") * 10_000 + frame(struct.pack("!H", 1008), CLOSE))

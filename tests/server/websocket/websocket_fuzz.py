@@ -63,8 +63,8 @@ TEXTS = (
 )
 
 
-class RandomTurns:
-    """Turns that are over at random; what waits is run by ``drain``."""
+class RandomTimeSlices:
+    """TimeSlices that are over at random; what waits is run by ``drain``."""
 
     def __init__(self, dice: random.Random) -> None:
         self._dice = dice
@@ -73,7 +73,7 @@ class RandomTurns:
     def is_over(self) -> bool:
         return self._dice.random() < 0.3
 
-    def later(self, work: Callable[[], None]) -> None:
+    def defer(self, work: Callable[[], None]) -> None:
         self._waiting.append(work)
 
     def drain(self) -> None:
@@ -85,7 +85,7 @@ class Ours:
     """Our class, behind its handshake."""
 
     def __init__(self, config: Any, loop: asyncio.AbstractEventLoop, dice: random.Random, limit: int) -> None:
-        self._turns = RandomTurns(dice)
+        self._time_slices = RandomTimeSlices(dice)
         self._transport, self._listener = Recorder(), Listener()
         protocol = self._protocol = WebSocketProtocol(config, ServerState(), {}, loop)
         protocol.conn = handshaken(limit)
@@ -95,13 +95,13 @@ class Ours:
             self._listener,  # type: ignore[arg-type]
             frame_bytes_max=limit,
             write_buffer_bytes=1000,
-            turns=self._turns,  # type: ignore[arg-type]
+            time_slices=self._time_slices,  # type: ignore[arg-type]
         )
 
     def feed(self, data: bytes) -> None:
         if not self._transport.closing:
             self._protocol.data_received(data)
-            self._turns.drain()
+            self._time_slices.drain()
 
     def news(self) -> tuple[list[tuple[str, Any]], bytes, bool]:
         """What was received and written since this was last asked, and whether it is over."""

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from himalia.errors import LogUnavailable, TopicNotFound
-from himalia.log.api import Appended, Batch, Chunk, Health, LogStats
+from himalia.log.api import Appended, Batch, Chunk, Health, LogOptions, LogStats
 from himalia.log.cache import RecordCache, limit_bytes
 from himalia.log.columnar import ColumnChunk
-from himalia.log.options import LogOptions
 from himalia.log.sqlite.commands import (
     AppendCommand,
     ConfirmClockCommand,
@@ -75,9 +74,7 @@ class SqliteLog:
 
     async def open(self) -> None:
         loop = asyncio.get_running_loop()
-        writer = Writer(
-            self._path, self._options, lambda report: _call_in_loop(loop, self._apply_report, report)
-        )
+        writer = Writer(self._path, self._options, _LoopListener(loop, self))
         opening = asyncio.ensure_future(asyncio.to_thread(writer.open))
         try:
             topics = await asyncio.shield(opening)
@@ -88,7 +85,7 @@ class SqliteLog:
         self._health = writer.health
         self._writer = writer
         self._ended.clear()
-        writer.start(lambda: _call_in_loop(loop, self._ended.set))
+        writer.start()
 
     async def close(self) -> None:
         writer, self._writer = self._writer, None
@@ -243,10 +240,23 @@ def _closed() -> LogUnavailable:
     return LogUnavailable("the log is closed")
 
 
-def _call_in_loop(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *arguments: Any) -> None:
-    """Call on the loop from another thread. Does nothing if the loop is closed: no task is left to be notified."""
-    try:
-        loop.call_soon_threadsafe(callback, *arguments)
-    except RuntimeError:
-        if not loop.is_closed():
-            raise
+class _LoopListener:
+    """Passes what the writer thread reports to the event loop, in order; drops it if the loop is closed."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, log: SqliteLog) -> None:
+        self._loop = loop
+        self._log = log
+
+    def on_report(self, report: WriterReport) -> None:
+        self._call(self._log._apply_report, report)
+
+    def on_end(self) -> None:
+        self._call(self._log._ended.set)
+
+    def _call(self, callback: Callable[..., None], *arguments: Any) -> None:
+        try:
+            self._loop.call_soon_threadsafe(callback, *arguments)
+        except RuntimeError:
+            # A closed loop has no task left to be notified.
+            if not self._loop.is_closed():
+                raise

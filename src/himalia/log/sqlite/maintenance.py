@@ -10,20 +10,19 @@ import copy
 import time
 from collections.abc import Sequence
 
+from himalia.log.api import LogOptions
 from himalia.log.clock import LogClock
-from himalia.log.options import LogOptions
 from himalia.log.retention_hold import RetentionHold
 from himalia.log.sqlite.errors import records_missing
+from himalia.log.sqlite.producer_table import ProducerSweep
 from himalia.log.sqlite.retention import PlannedTrim, RetentionPlanner
 from himalia.log.sqlite.store import Store
 from himalia.log.sqlite.trim import (
-    ProducerSweep,
     TrimRange,
-    erase_producers,
     erase_topic_rows,
     expire_trimmed_ids,
-    first_times,
-    oldest_id_us,
+    read_first_times,
+    read_oldest_id_us,
     rewind_trimmed_ids,
     trim,
 )
@@ -69,7 +68,7 @@ class Maintenance:
         """Start over with the topics of the state, and with deleted ones that are to be erased."""
         self._next_marks_us = 0
         self._erasing = {state.id: state for state in deleted}
-        self._oldest_trimmed_us = oldest_id_us(store.db)
+        self._oldest_trimmed_us = read_oldest_id_us(store.db)
         self._is_shrinking = True
         self._retention.load()
 
@@ -101,7 +100,7 @@ class Maintenance:
         rows = max(rows, STEP_ROWS)
         self._steps += 1
         if self._sweep.is_due and (self._steps % SWEEP_TURN == 0 or not self._has_rows_to_delete()):
-            self._sweep.step(store)
+            self._sweep.step(store.producers, store.transaction())
         elif self._has_rows_to_delete():
             return self._trim_and_erase(store, rows)
         if self._are_ids_due():
@@ -199,7 +198,7 @@ class Maintenance:
         if not plan:
             return []
         results = trim(store.db, [planned for _, planned in plan])
-        times = first_times(store.db, results.values())
+        times = read_first_times(store.db, results.values())
         trimmed = []
         for state, planned in plan:
             result = results.get(state.id)
@@ -227,13 +226,13 @@ class Maintenance:
         erased: list[int] = []
         removed: list[str] = []
         for number in empty:
-            names = erase_producers(store.db, number, rows)
+            names = store.producers.erase_topic(number, rows)
             removed += names
             if len(names) < rows:
                 erase_topic_rows(store.db, number)
                 erased.append(number)
         counts = self._state.producers.counts_without(removed)
-        store.save_producer_counts(counts)
+        store.producers.save_counts(counts)
         return erased, counts
 
     def _apply(self, trimmed: Sequence[TopicState]) -> list[TopicState]:

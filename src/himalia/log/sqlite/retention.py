@@ -6,8 +6,8 @@ import heapq
 
 import msgspec
 
+from himalia.log.api import LogOptions
 from himalia.log.clock import LogClock, Moment
-from himalia.log.options import LogOptions
 from himalia.log.retention_hold import RetentionHold
 from himalia.log.sqlite.trim import TrimRange
 from himalia.log.topic_state import TopicState

@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 from himalia.errors import HimaliaError
+from himalia.log.api import LogOptions
 from himalia.log.clock import LogClock
-from himalia.log.options import LogOptions
 from himalia.log.producers import ProducerState
 from himalia.log.sqlite.database import check_length
 from himalia.log.sqlite.errors import file_replaced, translate, translate_errors
@@ -82,7 +82,7 @@ class LogStorage:
         """Acknowledged records are missing: renew all epochs, so that no offset is used twice, and check the file."""
         # First: after this a start that does not finish has done no harm.
         store.renew_epochs()
-        store.check_whole()
+        store.check_integrity()
         self.loss_warning = (
             f"acknowledged records {_describe_loss(self.path, loss)}; every topic has a new epoch, so that readers "
             "notice. Check the disk, and compare with a backup; this warning stays until the next start"
@@ -175,7 +175,7 @@ class LogStorage:
 
     def _find_producer(self, topic: int, producer: str) -> ProducerState | None:
         try:
-            return self.require_store().find_producer(topic, producer)
+            return self.require_store().producers.find(topic, producer)
         except sqlite3.Error:
             self.drop_store()
             raise

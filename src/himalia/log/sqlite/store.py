@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
-from bisect import bisect_left
-from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,6 @@ import msgspec
 
 from himalia.log.clock import LogClock, SavedClock
 from himalia.log.dedup import DedupEntry, scoped
-from himalia.log.producers import ProducerState
 from himalia.log.sqlite.database import (
     BUSY_TIMEOUT_S,
     RENEW_EPOCHS,
@@ -25,75 +21,22 @@ from himalia.log.sqlite.database import (
     prepare_to_write,
 )
 from himalia.log.sqlite.errors import corrupt
+from himalia.log.sqlite.multi_row_insert import MultiRowInsert
+from himalia.log.sqlite.producer_table import ProducerTable
 from himalia.log.sqlite.recovery import Recovery
 from himalia.log.topic_state import Era, TopicState
 from himalia.log.transaction import LogState, TopicChange, Transaction
 from himalia.record import Retention
 from himalia.topics import AUDIT_TOPIC, KERNEL_TOPIC_PREFIX
 
-PRODUCERS_CACHED = 65_536
 PROBE_BYTES = 65_536
 SHRINK_PAGES_MIN = 16_384
 """Free pages (64 MiB) below which the file is not shrunk: new records use them again."""
-
-VARIABLES_MAX = 32_766
-"""Variables that SQLite allows in a statement, since 3.32 and unless built otherwise."""
-ROWS_MAX = 4096
-
-# A statement is prepared once for each of these numbers of rows. The rows are padded with NULLs to the next number,
-# and the statement leaves the padding out.
-_SIZES = sorted(
-    {size for power in range(13) for size in (1 << power, 3 << power >> 1) if 0 < size <= ROWS_MAX}
-)
-
-
-class MultiRowInsert:
-    """Inserts many rows in one statement. ``verb`` may be ``INSERT OR REPLACE``; the first column is never NULL.
-
-    ``sqlite3`` releases the GIL around every step of a statement and has to acquire it again afterwards, which takes up
-    to 5 ms each time while another thread computes. ``executemany`` pays that for every row (800 rows/s measured beside
-    a busy event loop); one statement for all rows pays it once (110,000 rows/s).
-    """
-
-    def __init__(self, table: str, columns: int, *, verb: str = "INSERT") -> None:
-        self._head = f"{verb} INTO {table} SELECT * FROM (VALUES "
-        self._row = f"({','.join('?' * columns)})"
-        self._columns = columns
-        self._rows_max = max(size for size in _SIZES if columns * size <= VARIABLES_MAX)
-        self._statements: dict[int, str] = {}
-
-    def __call__(self, db: sqlite3.Connection, values: Sequence[Any]) -> None:
-        """Insert rows, given as one flat sequence of values."""
-        per_statement = self._rows_max * self._columns
-        if len(values) <= per_statement:
-            self._insert(db, list(values))
-            return
-        remaining = iter(values)
-        while chunk := list(islice(remaining, per_statement)):
-            self._insert(db, chunk)
-
-    def _insert(self, db: sqlite3.Connection, values: list[Any]) -> None:
-        rows = len(values) // self._columns
-        if not rows:
-            return
-        size = _SIZES[bisect_left(_SIZES, rows)]
-        values += [None] * ((size - rows) * self._columns)
-        db.execute(self._statement(size), values)
-
-    def _statement(self, size: int) -> str:
-        statement = self._statements.get(size)
-        if statement is None:
-            rows = ",".join([self._row] * size)
-            statement = self._statements[size] = f"{self._head}{rows}) WHERE column1 IS NOT NULL"
-        return statement
-
 
 _insert_records = MultiRowInsert("records", 7)
 _insert_topics = MultiRowInsert("topics", 8)
 _save_states = MultiRowInsert("topic_state", 6, verb="INSERT OR REPLACE")
 _insert_eras = MultiRowInsert("eras", 3)
-_save_producers = MultiRowInsert("producers", 7, verb="INSERT OR REPLACE")
-_save_producer_counts = MultiRowInsert("producer_counts", 2, verb="INSERT OR REPLACE")
 
 
 class Store:
@@ -113,7 +56,7 @@ class Store:
         except BaseException:
             self.db.close()
             raise
-        self._producers: OrderedDict[tuple[int, str], ProducerState] = OrderedDict()
+        self.producers = ProducerTable(self.db)
 
     def close(self) -> None:
         self.db.close()
@@ -138,17 +81,14 @@ class Store:
                 pass
 
     def write(self, transaction: Transaction) -> None:
+        """Store a transaction: all of it, or nothing if this raises."""
         with self.transaction():
             self._write_topics(transaction.topic_changes)
             self._write_records(transaction.topic_changes)
-            self._write_producers(transaction.topic_changes)
-            self.save_producer_counts(transaction.producer_counts)
+            self.producers.write(transaction.topic_changes)
+            self.producers.save_counts(transaction.producer_counts)
             self.save_states([change.state for change in transaction.topic_changes])
-        for change in transaction.topic_changes:
-            for producer, last in change.producers.items():
-                self._cache_producer(change.state.id, producer, last)
-            for producer in change.claimed:
-                self._producers.pop((change.state.id, producer), None)
+        self.producers.on_commit(transaction.topic_changes)
 
     def save_states(self, states: Sequence[TopicState]) -> None:
         values: list[Any] = []
@@ -156,48 +96,7 @@ class Store:
             values += (state.id, state.first, state.end, state.bytes, state.last_ts_us, state.first_ts_us)
         _save_states(self.db, values)
 
-    def find_producer(self, topic: int, producer: str) -> ProducerState | None:
-        last = self._producers.get((topic, producer))
-        if last is None:
-            row = self.db.execute(
-                """
-                SELECT sequence, first_offset, count, ts_us, age_us FROM producers
-                WHERE topic = ? AND producer = ?
-                """,
-                (topic, producer),
-            ).fetchone()
-            if row is None:
-                return None
-            last = ProducerState(*row)
-            self._cache_producer(topic, producer, last)
-        return last
-
-    def producers_after(self, topic: int, producer: str, limit: int) -> list[tuple[int, str, int]]:
-        """Return topics, names and ages of the producers that follow this one in the table."""
-        return self.db.execute(
-            """
-            SELECT topic, producer, age_us FROM producers WHERE (topic, producer) > (?, ?)
-            ORDER BY topic, producer LIMIT ?
-            """,
-            (topic, producer, limit),
-        ).fetchall()
-
-    def delete_producers(self, named: Sequence[tuple[int, str]]) -> None:
-        """Inside the caller's transaction."""
-        self.db.executemany("DELETE FROM producers WHERE topic = ? AND producer = ?", named)
-        for topic_and_producer in named:
-            self._producers.pop(topic_and_producer, None)
-
-    def producer_counts(self) -> dict[str, int]:
-        return dict(self.db.execute("SELECT caller, count FROM producer_counts"))
-
-    def save_producer_counts(self, counts: Mapping[str, int]) -> None:
-        """Inside the caller's transaction."""
-        for caller in [caller for caller, count in counts.items() if not count]:
-            self.db.execute("DELETE FROM producer_counts WHERE caller = ?", (caller,))
-        _save_producer_counts(self.db, [value for item in counts.items() if item[1] for value in item])
-
-    def topics(self) -> list[TopicState]:
+    def read_topics(self) -> list[TopicState]:
         """Return all topics; those that are deleted and not erased yet have an empty name."""
         rows = self.db.execute(
             """
@@ -206,7 +105,7 @@ class Store:
             FROM topics JOIN topic_state ON topic_state.topic = topics.id
             """
         )
-        states = [_state(*row) for row in rows]
+        states = [_make_state(*row) for row in rows]
         eras: dict[int, list[Era]] = {}
         for topic, stop, shift_us in self.db.execute("SELECT topic, stop, shift_us FROM eras ORDER BY stop"):
             eras.setdefault(topic, []).append(Era(stop, shift_us))
@@ -235,11 +134,11 @@ class Store:
         ]
         _insert_eras(self.db, rows)
 
-    def last_topic_id(self) -> int:
+    def read_last_topic_id(self) -> int:
         row = self.db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'topics'").fetchone()
         return int(row[0]) if row else 0
 
-    def newest_ids(self, topic: int, limit: int) -> Iterator[tuple[str, int, int, bytes]]:
+    def read_newest_ids(self, topic: int, limit: int) -> Iterator[tuple[str, int, int, bytes]]:
         """Yield ids, offsets, times and headers of a topic's records, the newest first."""
         rows = self.db.execute(
             "SELECT id, offset, ts_us, headers FROM records WHERE topic = ? ORDER BY offset DESC LIMIT ?",
@@ -248,14 +147,15 @@ class Store:
         for id, offset, ts_us, headers in rows:
             yield id.decode(), offset, ts_us, headers
 
-    def trimmed_ids(self, after_us: int, shift_us: int) -> Iterator[DedupEntry]:
+    def read_trimmed_ids(self, after_us: int, shift_us: int) -> Iterator[DedupEntry]:
+        """Yield the entries of records that retention has deleted, of those stored after this age."""
         rows = self.db.execute(
             "SELECT topic, id, offset, ts_us, caller FROM trimmed_ids WHERE ts_us > ?", (after_us,)
         )
         for topic, id, offset, age_us, caller in rows:
             yield DedupEntry(topic, scoped(caller, id.decode()), offset, age_us + shift_us, age_us)
 
-    def check_whole(self) -> None:
+    def check_integrity(self) -> None:
         """Raise ``LogCorrupt`` unless the file is an intact database. Reads all of it."""
         for (text,) in self.db.execute("PRAGMA quick_check(1)"):
             if text != "ok":
@@ -321,42 +221,18 @@ class Store:
                 values += (number, r.offset, r.ts_us, size, id, headers, payload)
         _insert_records(self.db, values)
 
-    def _write_producers(self, changes: Sequence[TopicChange]) -> None:
-        values: list[Any] = []
-        for change in changes:
-            for producer, last in change.producers.items():
-                values += (
-                    change.state.id,
-                    producer,
-                    last.sequence,
-                    last.first_offset,
-                    last.count,
-                    last.ts_us,
-                    last.age_us,
-                )
-            for producer in change.claimed:
-                given = (change.state.id, producer)
-                self.db.execute("DELETE FROM producers WHERE topic = ? AND producer = ?", given)
-        _save_producers(self.db, values)
 
-    def _cache_producer(self, topic: int, producer: str, last: ProducerState) -> None:
-        self._producers[topic, producer] = last
-        self._producers.move_to_end((topic, producer))
-        if len(self._producers) > PRODUCERS_CACHED:
-            self._producers.popitem(last=False)
-
-
-def _state(*row: Any) -> TopicState:
+def _make_state(*row: Any) -> TopicState:
     number, name, epoch, created_us, age_s, size_bytes, count, *rest = row
     return TopicState(number, name, epoch, created_us, Retention(age_s, size_bytes, count), *rest)
 
 
 def load_topics(store: Store, log_state: LogState) -> list[TopicState]:
     """Load the topics of the file into the state; return those that are deleted but not erased yet."""
-    states = store.topics()
+    states = store.read_topics()
     log_state.topics = {state.name: state for state in states if state.name}
-    log_state.last_topic_id = store.last_topic_id()
-    log_state.producers.counts = store.producer_counts()
+    log_state.last_topic_id = store.read_last_topic_id()
+    log_state.producers.counts = store.producers.read_counts()
     return [state for state in states if not state.name]
 
 
@@ -369,12 +245,12 @@ def load_dedup(store: Store, log_state: LogState, clock: LogClock) -> None:
     age_us, shift_us = clock.now().age_us, clock.shift_us
     cutoff_us = age_us - dedup.window_us
     known = {state.id for state in log_state.topics.values()}
-    entries = [entry for entry in store.trimmed_ids(cutoff_us, shift_us) if entry.topic in known]
+    entries = [entry for entry in store.read_trimmed_ids(cutoff_us, shift_us) if entry.topic in known]
     for state in log_state.topics.values():
         if state.age_us(state.end - 1, state.last_ts_us, shift_us) <= cutoff_us:
             continue
         is_own = state.name == AUDIT_TOPIC or state.name.startswith(KERNEL_TOPIC_PREFIX)
-        for id, offset, ts_us, headers in store.newest_ids(state.id, dedup.ids_max):
+        for id, offset, ts_us, headers in store.read_newest_ids(state.id, dedup.ids_max):
             # At most now: the times of a topic with wrong dates are meaningless.
             stored_us = min(state.age_us(offset, ts_us, shift_us), age_us)
             if stored_us <= cutoff_us:

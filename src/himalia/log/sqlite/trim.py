@@ -1,7 +1,6 @@
-"""Statements that delete old rows in small steps, between two transactions of appends.
+"""Statements that delete old records in small steps, between two transactions of appends.
 
-Records are trimmed from the front of several topics at once; producers that have been unused for long are deleted
-once an hour.
+A step trims several topics at once, from the front of each.
 """
 
 from __future__ import annotations
@@ -10,10 +9,6 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 
 import msgspec
-
-from himalia.log.clock import LogClock
-from himalia.log.producers import Producers
-from himalia.log.sqlite.store import Store
 
 STEP_BYTES = 4 << 20
 NEVER_US = (1 << 63) - 1
@@ -118,7 +113,7 @@ def trim(db: sqlite3.Connection, ranges: Sequence[TrimRange]) -> dict[int, TrimR
     return {r.topic: r for r in results}
 
 
-def first_times(db: sqlite3.Connection, results: Iterable[TrimResult]) -> dict[int, int]:
+def read_first_times(db: sqlite3.Connection, results: Iterable[TrimResult]) -> dict[int, int]:
     """Return the time of the first record that was kept, by topic, for those that still have one."""
     ranges = _json([(r.topic, 0, r.first) for r in results])
     return dict(_decode_pairs(db.execute(_FIRST_TIMES, {"ranges": ranges}).fetchone()[0]))
@@ -134,7 +129,7 @@ def expire_trimmed_ids(db: sqlite3.Connection, before_us: int, limit: int) -> in
         """,
         (before_us, limit),
     )
-    return oldest_id_us(db)
+    return read_oldest_id_us(db)
 
 
 def rewind_trimmed_ids(db: sqlite3.Connection, by_us: int, age_us: int) -> None:
@@ -142,20 +137,9 @@ def rewind_trimmed_ids(db: sqlite3.Connection, by_us: int, age_us: int) -> None:
     db.execute("UPDATE trimmed_ids SET ts_us = ts_us - ? WHERE ts_us > ?", (by_us, age_us))
 
 
-def oldest_id_us(db: sqlite3.Connection) -> int | None:
+def read_oldest_id_us(db: sqlite3.Connection) -> int | None:
     (oldest_us,) = db.execute("SELECT min(ts_us) FROM trimmed_ids").fetchone()
     return None if oldest_us is None else int(oldest_us)
-
-
-def erase_producers(db: sqlite3.Connection, topic: int, limit: int) -> list[str]:
-    """Delete up to ``limit`` producers of a deleted topic; return their names. Fewer than the limit were the last."""
-    rows = db.execute(
-        "SELECT producer FROM producers WHERE topic = ? ORDER BY producer LIMIT ?", (topic, limit)
-    ).fetchall()
-    names = [name for (name,) in rows]
-    if names:
-        db.execute("DELETE FROM producers WHERE topic = ? AND producer <= ?", (topic, names[-1]))
-    return names
 
 
 def erase_topic_rows(db: sqlite3.Connection, topic: int) -> None:
@@ -168,50 +152,3 @@ def erase_topic_rows(db: sqlite3.Connection, topic: int) -> None:
 
 def _json(value: object) -> str:
     return msgspec.json.encode(value).decode()
-
-
-SWEEP_EVERY_US = 3600 * 1_000_000
-ROWS_PER_STEP = 2000
-START = (0, "")
-"""Before the first producer: topics are numbered from 1."""
-
-
-class ProducerSweep:
-    """Deletes producers that have been unused for too long, in one pass over the table per hour. Writer thread.
-
-    The table has no index by age: the index would be written with every batch, while a pass reads a million rows
-    in a second or two, spread over steps.
-    """
-
-    def __init__(self, producers: Producers, clock: LogClock) -> None:
-        self._producers = producers
-        self._clock = clock
-        self._began_us = -SWEEP_EVERY_US
-        # The last row that this pass has read; None between passes.
-        self._after: tuple[int, str] | None = None
-
-    @property
-    def is_due(self) -> bool:
-        return self._after is not None and not self._clock.is_held
-
-    def tick(self) -> None:
-        """Begin a pass if the last one began an hour ago, or later than now: ages can be reduced."""
-        now_us = self._clock.last.age_us
-        is_recent = self._began_us <= now_us < self._began_us + SWEEP_EVERY_US
-        if self._producers.age_us and self._after is None and not is_recent:
-            self._after = START
-            self._began_us = now_us
-
-    def step(self, store: Store) -> None:
-        """Read the next rows, and delete those that are too old."""
-        assert self._after is not None
-        cutoff_us = self._clock.last.age_us - self._producers.age_us
-        rows = store.producers_after(*self._after, ROWS_PER_STEP)
-        expired = [(topic, producer) for topic, producer, age_us in rows if age_us <= cutoff_us]
-        if expired:
-            counts = self._producers.counts_without(producer for _, producer in expired)
-            with store.transaction():
-                store.delete_producers(expired)
-                store.save_producer_counts(counts)
-            self._producers.update(counts)
-        self._after = rows[-1][:2] if len(rows) == ROWS_PER_STEP else None

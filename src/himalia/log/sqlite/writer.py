@@ -11,12 +11,12 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from himalia.errors import HimaliaError, InternalError, LogUnavailable, MessageTooLarge
-from himalia.log.api import Health
-from himalia.log.options import LogOptions
+from himalia.log.api import Health, LogOptions
 from himalia.log.retention_hold import RetentionHold
 from himalia.log.sqlite.command_queue import CommandQueue
 from himalia.log.sqlite.commands import (
@@ -42,16 +42,28 @@ CHECK_INTERVAL_S = 1.0
 """Longest time between two checks of the clock, and of whether the file is still the one that was opened."""
 
 
+class WriterListener(Protocol):
+    """The event loop's side. Both methods are called in the writer thread."""
+
+    def on_report(self, report: WriterReport) -> None:
+        """Called after each iteration that changed anything, in the order of the commits."""
+        ...
+
+    def on_end(self) -> None:
+        """Called once, last: the file is closed and unlocked."""
+        ...
+
+
 class Writer:
     """Owns the file and the thread that writes to it.
 
     ``submit`` may be called from any thread. ``open``, and ``close`` of a writer that was not started, run in any
-    thread while no other uses the writer. Everything else runs in the writer thread, which calls ``report``.
+    thread while no other uses the writer. Everything else runs in the writer thread, which calls ``listener``.
     """
 
-    def __init__(self, path: Path, options: LogOptions, report: Callable[[WriterReport], None]) -> None:
+    def __init__(self, path: Path, options: LogOptions, listener: WriterListener) -> None:
         self._path = path
-        self._report = report
+        self._listener = listener
         self._queue = CommandQueue()
         self._storage = LogStorage(path, options)
         self._health = HealthState(path, options.probe_interval_s)
@@ -64,8 +76,8 @@ class Writer:
         self._health.loss_warning = self._storage.loss_warning
         return [state.info() for state in self._storage.state.topics.values()]
 
-    def start(self, on_end: Callable[[], None]) -> None:
-        """Start the thread. It calls ``on_end`` last, after ``StopCommand``."""
+    def start(self) -> None:
+        """Start the thread. It ends after ``StopCommand``."""
 
         def run() -> None:
             try:
@@ -74,7 +86,7 @@ class Writer:
                 self._fail_commands(self._queue.pop_confirmations(), LogUnavailable("the log is closed"))
                 self.close()
             finally:
-                on_end()
+                self._listener.on_end()
 
         # A daemon: a program that does not close the log can end, and loses nothing that was acknowledged.
         threading.Thread(target=run, name="himalia-log-write", daemon=True).start()
@@ -190,7 +202,7 @@ class Writer:
     ) -> None:
         is_committed = seconds is not None
         changes = transaction.topic_changes if is_committed else ()
-        self._report(
+        self._listener.on_report(
             WriterReport(
                 outcomes=outcomes,
                 topics=[c.state.info() for c in changes if not c.deleted],
@@ -223,7 +235,9 @@ class Writer:
         health: Health | None = None,
     ) -> None:
         outcomes = [Outcome(command.future, error=error) for command in commands]
-        self._report(WriterReport(outcomes=outcomes, failures=1 if commands else 0, health=health))
+        self._listener.on_report(
+            WriterReport(outcomes=outcomes, failures=1 if commands else 0, health=health)
+        )
 
     def _probe(self) -> None:
         """Find out whether a log that failed can store again, without waiting for a client to publish."""
@@ -236,7 +250,7 @@ class Writer:
             self._storage.drop_store()
             self._on_failure(error)
         else:
-            self._report(WriterReport(health=self._health.leave_failed_state()))
+            self._listener.on_report(WriterReport(health=self._health.leave_failed_state()))
 
     # Maintenance
 
@@ -253,7 +267,7 @@ class Writer:
             self._storage.drop_store()
             self._on_failure(error)
         else:
-            self._report(WriterReport(topics=[state.info() for state in changed], steps=1))
+            self._listener.on_report(WriterReport(topics=[state.info() for state in changed], steps=1))
 
     def _check_file_and_clock(self) -> None:
         """Check the file and the clock if the last check was some time ago."""
@@ -278,7 +292,7 @@ class Writer:
     def _report_clock_warning(self) -> None:
         health = self._health.set_clock_warning(self._storage.clock.warning)
         if health is not None:
-            self._report(WriterReport(health=health))
+            self._listener.on_report(WriterReport(health=health))
 
     def _confirm_clock(self, commands: Sequence[ConfirmClockCommand]) -> None:
         if self._health.problem is not None:
@@ -294,7 +308,9 @@ class Writer:
             self._on_failure(error)
             return
         self._report_clock_warning()
-        self._report(WriterReport(outcomes=[Outcome(command.future, warning) for command in commands]))
+        self._listener.on_report(
+            WriterReport(outcomes=[Outcome(command.future, warning) for command in commands])
+        )
 
 
 def _stage(command: WriteCommand, transaction: Transaction) -> Outcome:

@@ -9,12 +9,13 @@ import msgspec
 from msgspec import Meta
 
 from himalia.protocol.models.server import ErrorResponse
+from himalia.topics import KERNEL_TOPIC_PREFIX
 
 KERNEL_ID: dict[str, Any] = {"pattern": r"^[A-Za-z0-9_-]+$", "maxLength": 200}
 PRIORITY_MAX = 1_000_000
 TIMEOUT_S_MAX = 1e9
 _ID = "3f6c1a52-8d0b-4c7e-9b5a-2f1e6d7c8b90"
-_TOPIC = f"kernels.{_ID}"
+_TOPIC = KERNEL_TOPIC_PREFIX + _ID
 _REQUEST_ID = "b7a1c5d0-4e2f-4a6b-8c9d-0e1f2a3b4c5d"
 
 Name = Annotated[str, Meta(max_length=200)]

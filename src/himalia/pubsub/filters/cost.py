@@ -1,8 +1,8 @@
-"""How many steps a filter can take on a record, known before it is evaluated.
+"""Bounds how many steps a filter can take on a record, before it is evaluated.
 
-The library that evaluates CEL cannot be interrupted, holds the interpreter, and copies more than one would think:
-each selection copies the value, and ``map`` and ``filter`` copy their whole result in every turn. So the cost is
-bounded from above by the tree and by the sizes of what is read. A step is about 0.1 microseconds.
+The library that evaluates CEL cannot be interrupted, holds the interpreter, and copies a lot: each selection copies the
+value, and ``map`` and ``filter`` copy their whole result in every iteration. So the cost is bounded from above by the
+tree and by the sizes of the values that it reads. A step is about 0.1 microseconds.
 
 Every value has a weight, its nodes and its text. Costs and weights grow in proportion to the weight of a macro's
 element, so a loop is counted from two points: an element without weight, and one of weight 1.
@@ -38,15 +38,15 @@ PATTERN_LENGTH_MAX = 100
 
 # Measured on cel 0.14 by way of common-expression-language 0.10, rounded up.
 STEPS_PER_NODE = 20
-"""Handing one value of the record to the library."""
+"""Cost of passing one value of the record to the library."""
 BYTES_PER_STEP = 64
-"""Bytes of text that are handed over in a step."""
+"""Bytes of text that are passed to the library in a step."""
 SCANNED_BYTES_PER_STEP = 32
-"""Bytes of JSON that are passed over in a step."""
+"""Bytes of JSON that are skipped in a step."""
 STEPS_PER_EXPONENT = 80
-"""What decoding a number such as 1.5e+300 takes more than another value."""
+"""Additional cost of decoding a number such as 1.5e+300, compared with another value."""
 STEPS_PER_DIGIT = 0.3
-"""The same for each byte where numbers have very many digits."""
+"""The same for each byte of a number with very many digits."""
 _EXPONENTS_FREE = 50
 _EXPONENT = re.compile(rb"[0-9.][eE]")
 _TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
@@ -68,7 +68,7 @@ class Size(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """The steps until a value is there, and its size."""
+    """The steps to compute a value, and its size."""
 
     steps: float
     weight: float
@@ -76,12 +76,12 @@ class Estimate(NamedTuple):
 
 
 def nodes_of(text: bytes) -> int:
-    """At most so many values and keys are in this JSON; too many only if strings look like structure."""
+    """Return an upper bound of the values and keys in this JSON; too high only if strings look like structure."""
     return 1 + len(text.translate(None, _NOT_STRUCTURE)) if text[:1] in (b"[", b"{") else 1
 
 
 def steps_of_numbers(text: bytes) -> float:
-    """What numbers in this JSON that have exponents, or very many digits, take more than other values."""
+    """Return the additional steps for numbers in this JSON that have exponents, or very many digits."""
     exponents, has_long = _unusual_numbers(text)
     if b'"' in text and (has_long or exponents > _EXPONENTS_FREE):
         # It may be strings that look like that, such as those of hexadecimal digits.
@@ -103,7 +103,7 @@ def size_of(nodes: float, size_bytes: float, length: float) -> Size:
 
 
 def estimate(node: Node, sizes: list[Size], element: float = 0.0) -> Estimate:
-    """The most that evaluating ``node`` can take, if what it reads has these sizes."""
+    """Return an upper bound of evaluating ``node``, if the values that it reads have these sizes."""
     match node:
         case Literal(value):
             text = len(value) if isinstance(value, str | bytes) else 0
@@ -196,7 +196,7 @@ def _pattern(node: Call) -> str:
 
 @lru_cache(maxsize=1024)
 def pattern_steps(pattern: str) -> int:
-    """Compiling a regular expression, which the library does at every call.
+    """Return the steps to compile a regular expression, which the library does at every call.
 
     Large classes of Unicode take half a millisecond each, wide ranges of which the case is ignored several.
     """
@@ -209,5 +209,5 @@ def pattern_steps(pattern: str) -> int:
 
 
 def _search_steps(pattern: str, weight: float) -> float:
-    """Looking for a pattern: at worst all of its states are followed at every byte."""
+    """Return the steps to search for a pattern: at worst all of its states are followed at every byte."""
     return weight * _BYTES_PER_WEIGHT * (1 + len(pattern)) * 0.15

@@ -1,4 +1,4 @@
-"""What a filter reads of a record: the parts that it names, and nothing else.
+"""Finds the parts of a record that a filter names, and decodes nothing else.
 
 ``message.payload.total > 100`` needs one number, however large the payload is. The rest of the payload is skipped as
 text and never becomes objects, and a loop does not copy it in every turn.
@@ -32,7 +32,7 @@ from himalia.record import Record
 
 VARIABLES = frozenset({"message", "headers", "topic", "offset"})
 KEYS_MAX = 8
-"""How many keys deep a part is looked up in the text of a document; what lies deeper is selected by CEL."""
+"""How many keys deep a part is looked up in the text of a document; CEL selects deeper parts."""
 # The variable of every macro, so that none can have a name that stands for something read.
 _EACH = Name("each")
 _PARTS_OF_MESSAGE = ("id", "payload", "headers")
@@ -53,7 +53,7 @@ class Source(NamedTuple):
 
 
 class Binder:
-    """Replaces what a tree reads of the record by ``Read``; refuses unknown names and macros inside macros."""
+    """Replaces the parts of the record that a tree names by ``Read``; refuses unknown names and nested macros."""
 
     def __init__(self) -> None:
         self.sources: list[Source] = []
@@ -104,7 +104,7 @@ class Binder:
         return Has(self._numbered(source._replace(field=field)), field)
 
     def _read(self, root: str, keys: tuple[str, ...]) -> Node:
-        """The longest part that can be looked up, and selections for the rest."""
+        """Return the longest part that can be looked up, with selections for the rest."""
         count = next((n for n in range(len(keys), 0, -1) if _can_look_up(keys[:n])), 0)
         node: Node = self._numbered(_source(root, keys[:count]))
         for key in keys[count:]:
@@ -117,7 +117,7 @@ class Binder:
         return Read(self.sources.index(source))
 
     def _path(self, node: Node) -> tuple[str, tuple[str, ...]] | None:
-        """The variable of the filter and the keys, if that is all the node is."""
+        """Return the variable of the filter and the keys, if the node is nothing else."""
         keys: list[str] = []
         while True:
             match node:
@@ -137,7 +137,7 @@ class Binder:
 
 
 def _can_look_up(keys: tuple[str, ...]) -> bool:
-    """Whether msgspec can have these as names of fields."""
+    """Whether msgspec accepts these as names of fields."""
     return len(keys) <= KEYS_MAX and not any(char in '"\\' or char < " " for key in keys for char in key)
 
 
@@ -148,7 +148,7 @@ def _source(root: str, keys: tuple[str, ...]) -> Source:
 
 
 class Reader:
-    """Finds the sources of a filter in a record, as JSON text that is still to be decoded."""
+    """Finds the sources of a filter in a record, as JSON text that is not decoded yet."""
 
     def __init__(self, sources: list[Source]) -> None:
         self._count = len(sources)
@@ -160,7 +160,7 @@ class Reader:
             place.close()
 
     def scanned_bytes(self, record: Record) -> int:
-        """Bytes that have to be passed over to find everything."""
+        """Return how many bytes must be scanned to find every source."""
         total = 0
         for name, place in self._documents.items():
             size = {"payload": len(record.payload), "headers": len(record.headers)}
@@ -168,7 +168,7 @@ class Reader:
         return total
 
     def find(self, record: Record) -> list[bytes | None]:
-        """The text of each source; ``None`` for what is not there."""
+        """Return the text of each source; ``None`` if the record does not have it."""
         found: list[bytes | None] = [None] * self._count
         for name, place in self._documents.items():
             place.collect(_document(record, name), found)
@@ -195,7 +195,7 @@ def _document(record: Record, name: str) -> bytes:
 
 
 class _Place:
-    """A place in a document: which sources want its value, and which keys below it are looked for."""
+    """A place in a document: the sources that read its value, and the keys below it that are looked up."""
 
     __slots__ = ("_below", "_decoder", "_has", "_wanted_by", "passes")
 
@@ -216,7 +216,7 @@ class _Place:
             self._wanted_by.append(number)
 
     def close(self) -> None:
-        """Prepare to collect; after this nothing is added."""
+        """Prepare to collect. Nothing is added after this."""
         for place in self._below.values():
             place.close()
         self.passes = 1 + max([place.passes for place in self._below.values()], default=0)
@@ -247,4 +247,4 @@ class _Place:
 
 
 _EMPTY = {b"[": b"[]", b'"': b'""', b"t": b"true", b"f": b"true", b"n": b"null"}
-"""What stands for a value that is no object, where only whether it has a field is asked: CEL knows the answer."""
+"""Replaces a value that is no object, where a filter only tests for a field: CEL evaluates that to false."""

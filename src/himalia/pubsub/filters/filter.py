@@ -29,7 +29,7 @@ from himalia.pubsub.filters.tokens import NotCel
 from himalia.record import Record
 
 SECONDS_MAX = 0.2
-"""Processor time after which a filter is not tried again. The bound on steps is there to make this impossible."""
+"""Processor time after which a filter is not tried again. The bound on steps should make this impossible."""
 _decode = msgspec.json.decode
 
 
@@ -59,7 +59,7 @@ class Filter:
             raise BadFilter(f"the filter is not CEL: {_first_line(error)}") from None
 
     def matches(self, record: Record) -> bool:
-        """Whether a record passes; ``FilterFailed`` if that cannot be said, or only at too high a cost."""
+        """Whether a record passes; raises ``FilterFailed`` if the evaluation fails or could cost too much."""
         if self._is_too_slow:
             raise FilterFailed(f"the filter took more than {SECONDS_MAX} s on a record", filter=self.text)
         variables = self._read(record)
@@ -77,10 +77,10 @@ class Filter:
         return answer
 
     def _read(self, record: Record) -> dict[str, Any]:
-        """What the program needs of the record, by the names that it has there."""
+        """Return the parts of the record that the program reads, by its names for them."""
         scan = self._reader.scanned_bytes(record) / SCANNED_BYTES_PER_STEP
         if scan > STEPS_MAX:
-            raise self._too_dear(scan)
+            raise self._too_costly(scan)
         try:
             found = self._reader.find(record)
             if len(record.payload) + len(record.headers) <= self._size_free:
@@ -93,22 +93,22 @@ class Filter:
         return {name: value for name, text, value in there if text is not None}
 
     def _decode_within_bounds(self, found: list[bytes | None], steps: float) -> list[Any]:
-        """Decode what was found, unless that or the evaluation would take too many steps."""
+        """Decode the parts that were found; raise if that or the evaluation could take too many steps."""
         nodes = [0 if text is None else nodes_of(text) for text in found]
         lengths = [0 if text is None else len(text) for text in found]
         steps += sum(map(steps_to_hand_over, nodes, lengths))
         steps += sum(steps_of_numbers(text) for text in found if text is not None)
         if steps > STEPS_MAX:
-            raise self._too_dear(steps)
+            raise self._too_costly(steps)
         values = [None if text is None else _decode(text) for text in found]
         counts = [len(value) if isinstance(value, list | dict) else 0 for value in values]
         steps += estimate(self._tree, list(map(size_of, nodes, lengths, counts))).steps
         if steps > STEPS_MAX:
-            raise self._too_dear(steps)
+            raise self._too_costly(steps)
         return values
 
     def _steps_at(self, size_bytes: int) -> float:
-        """The most steps that a record of so many bytes can take."""
+        """Return the most steps that a record of this size can take."""
         nodes = 1 + size_bytes / 2  # each value or key has at least a byte, and one that sets it apart
         sizes: list[Size] = [size_of(nodes, size_bytes, nodes)] * len(self._sources)
         # Numbers with exponents, of which each has six bytes at least, take a little more for each byte.
@@ -118,7 +118,7 @@ class Filter:
         return read + estimate(self._tree, sizes).steps
 
     def _largest_free_size(self) -> int:
-        """Records up to this size cannot take too many steps, whatever is in them."""
+        """Return the size up to which no record can take too many steps, whatever it contains."""
         size = 1
         while size < 1 << 20 and self._steps_at(size * 2) <= STEPS_MAX:
             size *= 2
@@ -131,7 +131,7 @@ class Filter:
                 return f"there is no {source}; ask with has first"
         return f"{type(error).__name__}: {line}"
 
-    def _too_dear(self, steps: float) -> FilterFailed:
+    def _too_costly(self, steps: float) -> FilterFailed:
         return FilterFailed(
             f"the filter could take {steps:,.0f} steps on this record, {STEPS_MAX:,} are allowed",
             filter=self.text,
@@ -139,22 +139,24 @@ class Filter:
 
 
 def compile_filter(text: str) -> Filter:
-    """The one ``Filter`` of this expression, however it is spaced; ``BadFilter`` if it is none, or too costly.
+    """Return the one ``Filter`` of this expression, however it is spaced.
+
+    Raises ``BadFilter`` if the expression is not valid or too costly.
 
     Takes up to some ten milliseconds, the first time that a text is given.
     """
-    found = _compiled(text)
+    found = _compile_cached(text)
     if isinstance(found, str):
         raise BadFilter(found)
     return found
 
 
 @lru_cache(maxsize=1024)
-def _compiled(text: str) -> Filter | str:
-    """What is wrong with a text is remembered too: it takes as long to find out."""
+def _compile_cached(text: str) -> Filter | str:
+    """Return the filter, or what is wrong with the text: finding that out takes as long, so it is cached too."""
     try:
         tree = parse(text)
-        return _filter_of(tree, render(tree))
+        return _make_filter(tree, render(tree))
     except NotCel as error:
         return f"the filter is not CEL: {error}"
     except BadFilter as error:
@@ -162,7 +164,7 @@ def _compiled(text: str) -> Filter | str:
 
 
 @lru_cache(maxsize=1024)
-def _filter_of(tree: Node, text: str) -> Filter:
+def _make_filter(tree: Node, text: str) -> Filter:
     return Filter(tree, text)
 
 
@@ -189,7 +191,7 @@ def _check_patterns(tree: Node) -> None:
         try:
             cel.evaluate(f'"".matches({render(pattern)})')
         except Exception as error:
-            raise BadFilter(f"the regular expression is not valid: {_what_is_wrong(error)}") from None
+            raise BadFilter(f"the regular expression is not valid: {_regex_error(error)}") from None
 
 
 def _all_nodes(node: Node) -> list[Node]:
@@ -203,7 +205,7 @@ def _first_line(error: Exception) -> str:
     return (str(error) or repr(error)).splitlines()[0]
 
 
-def _what_is_wrong(error: Exception) -> str:
-    """The last line of the library's explanation of a regular expression, without its advice."""
+def _regex_error(error: Exception) -> str:
+    """Return the last line of the library's explanation of a regular expression, without its advice."""
     line = (str(error) or repr(error)).splitlines()[-1]
     return line.removeprefix("error: ").removesuffix(" Check function arguments and their types.").rstrip(".")

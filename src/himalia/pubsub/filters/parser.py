@@ -1,4 +1,4 @@
-"""From the text of a filter to its tree, by the grammar of CEL and with a limit on depth."""
+"""Parses the text of a filter into its tree, by the grammar of CEL and with a limit on depth."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ MACROS: dict[str, tuple[int, ...]] = {
     "map": (2, 3),
     "filter": (2,),
 }
-"""Loops, with how many arguments they take."""
+"""Loops, by name, with their number of arguments."""
 FUNCTIONS: dict[str, int] = dict.fromkeys(
     ("size", "string", "int", "uint", "double", "bytes", "duration", "timestamp", "type", "dyn"), 1
 )
-"""Functions, with how many arguments they take."""
+"""Functions, by name, with their number of arguments."""
 METHODS: dict[str, int] = {
     "size": 0,
     **dict.fromkeys(("contains", "startsWith", "endsWith", "matches"), 1),
@@ -70,7 +70,7 @@ METHODS: dict[str, int] = {
         0,
     ),
 }
-"""Functions that are called on a value, with how many further arguments they take."""
+"""Functions that are called on a value, by name, with their number of further arguments."""
 
 _CONSTANTS = {"true": True, "false": False, "null": None}
 _KEYWORDS = frozenset({*_CONSTANTS, "in"})
@@ -78,7 +78,7 @@ _Part = TypeVar("_Part")
 
 
 def parse(text: str) -> Node:
-    """The tree of a filter; ``NotCel`` if it is none."""
+    """Return the tree of a filter; raise ``NotCel`` if the text is not CEL."""
     return _Parser(tokenize(text)).whole()
 
 
@@ -273,7 +273,7 @@ def _arguments(count: int) -> str:
 
 
 def _depth(node: Node) -> int:
-    """How deep a tree is; counted without recursion, because a chain of selections nests without brackets."""
+    """Return the depth of a tree. Without recursion, because a chain of selections nests without brackets."""
     deepest = 0
     waiting = [(node, 1)]
     while waiting:

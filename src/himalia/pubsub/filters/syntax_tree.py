@@ -1,4 +1,4 @@
-"""A filter as a tree, and the text of a tree.
+"""The tree of a filter, and rendering it as text.
 
 The library that evaluates CEL shows no tree of its own. What it is given is the text of ours, never the text of
 a client: what was examined is what is evaluated, however differently the two parsers might read something.
@@ -16,7 +16,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
     ("+", "-"),
     ("*", "/", "%"),
 )
-"""Operators between two operands, those that bind least first."""
+"""Binary operators, lowest precedence first."""
 _LEVEL_OF = {operator: level for level, operators in enumerate(LEVELS, 1) for operator in operators}
 _UNARY_LEVEL = len(LEVELS) + 1
 _MEMBER_LEVEL = _UNARY_LEVEL + 1
@@ -39,7 +39,7 @@ class Name:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Something of the record, by its number in the list of what the filter reads."""
+    """A part of the record, by its number among the parts that the filter reads."""
 
     number: int
 
@@ -116,7 +116,7 @@ Node = (
 
 
 def render(node: Node) -> str:
-    """The text of a tree, with parentheses where they are needed."""
+    """Return the text of a tree, with parentheses where they are needed."""
     match node:
         case Literal():
             return _literal(node)
@@ -149,7 +149,7 @@ def render(node: Node) -> str:
 
 
 def read_name(number: int) -> str:
-    """The variable that stands for what is read."""
+    """Return the variable that stands for a part of the record."""
     return f"read_{number}"
 
 
@@ -176,7 +176,7 @@ def children(node: Node) -> tuple[Node, ...]:
 
 
 def _at(node: Node, level: int) -> str:
-    """The text of an operand, in parentheses if it binds less than its place asks for."""
+    """Return the text of an operand, in parentheses if its precedence is lower than its place requires."""
     text = render(node)
     return text if _level(node) >= level else f"({text})"
 

@@ -47,7 +47,7 @@ _PLAIN = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v":
 
 
 def tokenize(text: str) -> list[Token]:
-    """All tokens and an ``end``. The text of a string or bytes token is its source with prefix and quotes."""
+    """Return all tokens and an ``end``. The text of a string or bytes token is its source with prefix and quotes."""
     tokens = []
     at = 0
     while at < len(text):
@@ -67,7 +67,7 @@ def tokenize(text: str) -> list[Token]:
 
 
 def _string_end(text: str, at: int, opening: str) -> int:
-    """Where the literal that begins with ``opening`` (prefix and quotes) ends."""
+    """Return where the literal that begins with ``opening`` (prefix and quotes) ends."""
     quotes = opening.lstrip("bBrR")
     is_raw = "r" in opening.lower()
     place = at + len(opening)
@@ -83,13 +83,13 @@ def _string_end(text: str, at: int, opening: str) -> int:
 
 
 def string_value(token: Token) -> str:
-    """What a string literal stands for."""
+    """Return the value of a string literal."""
     prefix, content = _content(token)
     return content if "r" in prefix else _unescaped(content, token)
 
 
 def bytes_value(token: Token) -> bytes:
-    """What a bytes literal stands for: text as UTF-8, escapes as single bytes."""
+    """Return the value of a bytes literal: text as UTF-8, escapes as single bytes."""
     prefix, content = _content(token)
     if "r" in prefix:
         return content.encode()

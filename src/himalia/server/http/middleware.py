@@ -35,7 +35,7 @@ class RequestGuard:
         self._context = context
         settings = context.settings
         self._body_options = BodyOptions(
-            context.bodies, context.manager.turns, settings.body_idle_timeout_s, settings.body_timeout_s
+            context.bodies, context.manager.time_slices, settings.body_idle_timeout_s, settings.body_timeout_s
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -20,7 +20,7 @@ from uvicorn.server import ServerState
 
 from himalia.protocol import ErrorBody, encode
 from himalia.protocol.models import ErrorResponse
-from himalia.pubsub.turns import Turns
+from himalia.pubsub.time_slices import TimeSlices
 from himalia.server.http.admission import STATE_KEY, Admitted
 from himalia.server.http.security_headers import security_headers, with_transport_security
 from himalia.server.http.stall import StallWatch
@@ -90,7 +90,7 @@ class HttpOptions:
 
     handshake_timeout_s: float
     stall_timeout_s: float
-    turns: Turns
+    time_slices: TimeSlices
 
 
 class ResponseTransport:
@@ -128,7 +128,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._admitted = admitted
         if admitted is not None:
             self.app_state = {**app_state, STATE_KEY: admitted}
-        self._turns = options.turns
+        self._time_slices = options.time_slices
         # Runs until a request's head is complete.
         self._head_timer: asyncio.TimerHandle | None = None
         self._linger_timer: asyncio.TimerHandle | None = None
@@ -182,7 +182,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._backlog += data
         if self._is_parse_scheduled:
             self.transport.pause_reading()  # the flow control has resumed it
-        elif len(data) > SMALL_BYTES and self._turns.is_over():
+        elif len(data) > SMALL_BYTES and self._time_slices.is_over():
             self._parse_later()
         else:
             self._parse_in_turns()
@@ -196,7 +196,7 @@ class HttpProtocol(HttpToolsProtocol):
         """Parse one piece, and as many more as fit into this turn."""
         while self._backlog and not self._ignores_input:
             self._parse_piece()
-            if self._backlog and self._turns.is_over():
+            if self._backlog and self._time_slices.is_over():
                 self._parse_later()
                 return
         self._backlog = b""
@@ -204,7 +204,7 @@ class HttpProtocol(HttpToolsProtocol):
     def _parse_later(self) -> None:
         self._is_parse_scheduled = True
         self.transport.pause_reading()
-        self._turns.later(self._continue)
+        self._time_slices.defer(self._continue)
 
     def _continue(self) -> None:
         self._is_parse_scheduled = False

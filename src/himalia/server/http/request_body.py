@@ -9,7 +9,7 @@ from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope
 
 from himalia.errors import BodyTimeout, MessageTooLarge
-from himalia.pubsub.turns import Turns
+from himalia.pubsub.time_slices import TimeSlices
 from himalia.server.http.body_budget import BodyBudget
 
 STATE_KEY = "body"
@@ -25,7 +25,7 @@ class BodyOptions:
     """What limits all bodies of a server: their common budget, their time, and the turns in which they are decoded."""
 
     budget: BodyBudget
-    turns: Turns
+    time_slices: TimeSlices
     idle_s: float
     total_s: float
 
@@ -83,7 +83,7 @@ class RequestBody:
             raise self._too_large()
         if self._complete and self._received > SMALL_BYTES:
             # It is decoded and checked in one step when this returns.
-            await self._options.turns.give_way()
+            await self._options.time_slices.checkpoint()
         return message
 
     def reserve(self, size: int) -> None:

@@ -14,10 +14,11 @@ from typing import Any
 import msgspec
 
 from himalia.errors import ConfigurationError
+from himalia.file_lock import hold_directory
 from himalia.record import now_us
 from himalia.server.identity.keys import WHAT, KeySpec, parse_keys
 from himalia.server.identity.principal import LIMITS, CallerLimits, Right, read_rights
-from himalia.server.identity.private_file import locked, others_may_read, read_private, write_private
+from himalia.server.identity.private_file import others_may_read, read_private, write_private
 from himalia.server.identity.secret import digest_of, new_key, shown_hash
 
 HEADER = "# Keys of a Himalia server; 'himalia keys --help' says how to change it. Only hashes of keys are kept here.\n"
@@ -102,7 +103,7 @@ class KeysFile:
     @contextmanager
     def _editing(self, *, may_be_new: bool = False) -> Iterator[_Edit]:
         try:
-            with locked(self._path.resolve().parent):
+            with hold_directory(self._path.resolve().parent):
                 edit = self._read(may_be_new=may_be_new)
                 yield edit
                 if edit.has_changed:

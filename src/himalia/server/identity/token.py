@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from himalia.errors import ConfigurationError
+from himalia.file_lock import hold_directory
 from himalia.log import sqlite_path
-from himalia.server.identity.private_file import is_others, locked, others_may_read, write_private
+from himalia.server.identity.private_file import is_others, others_may_read, write_private
 from himalia.server.identity.secret import LENGTH_MIN, new_secret
 
 
@@ -68,7 +69,7 @@ class TokenFile:
     @contextmanager
     def _changing(self) -> Iterator[None]:
         try:
-            with locked(self.path.parent):
+            with hold_directory(self.path.parent):
                 yield
         except OSError as error:
             raise ConfigurationError(f"the token cannot be kept in {self.path}: {error.strerror}") from None

@@ -11,7 +11,7 @@ from himalia.errors import HimaliaError, TopicNotFound
 from himalia.log.api import Log
 from himalia.protocol.models import PipelinePositions
 from himalia.record import Position
-from himalia.topics import PIPELINE_POSITIONS_TOPIC as TOPIC
+from himalia.topics import PIPELINE_POSITIONS_TOPIC
 
 logger = logging.getLogger("himalia.server")
 
@@ -46,17 +46,17 @@ class PipelineReading:
                 await self._look()
             except HimaliaError as error:
                 # The log is unwell, which others tell of.
-                logger.debug("cannot read %s: %s", TOPIC, error)
+                logger.debug("cannot read %s: %s", PIPELINE_POSITIONS_TOPIC, error)
 
     async def _look(self) -> None:
         try:
-            info = await self._log.info(TOPIC)
+            info = await self._log.info(PIPELINE_POSITIONS_TOPIC)
         except TopicNotFound:
             self._forget()
             return
         if self._seen == (info.epoch, info.end):
             return
-        records = (await self._log.read(TOPIC, max(info.end - 1, 0), limit=1)).records
+        records = (await self._log.read(PIPELINE_POSITIONS_TOPIC, max(info.end - 1, 0), limit=1)).records
         self._seen = (info.epoch, info.end)
         self._log.hold_retention(_positions(records[-1].payload) if records else {})
 
@@ -70,5 +70,9 @@ def _positions(payload: bytes) -> dict[str, Position]:
     try:
         return _decode(payload).positions
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        logger.warning("%s holds no positions: %s; retention does not wait for the pipeline", TOPIC, error)
+        logger.warning(
+            "%s holds no positions: %s; retention does not wait for the pipeline",
+            PIPELINE_POSITIONS_TOPIC,
+            error,
+        )
         return {}

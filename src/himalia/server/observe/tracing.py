@@ -59,7 +59,7 @@ class OpenTelemetryTracing:
         self._tracer = trace.get_tracer("himalia")
         self._propagator = TraceContextTextMapPropagator()
 
-    def publishing(self, batch: Batch) -> tuple[Batch, Callable[[BaseException | None], None]]:
+    def start_publish(self, batch: Batch) -> tuple[Batch, Callable[[BaseException | None], None]]:
         spans = []
         drafts = []
         for draft in batch.drafts:
@@ -83,7 +83,7 @@ class OpenTelemetryTracing:
 
         return msgspec.structs.replace(batch, drafts=drafts), finish
 
-    def delivering(self, topic: str, records: Sequence[Record], subscribers: int) -> None:
+    def record_delivery(self, topic: str, records: Sequence[Record], subscribers: int) -> None:
         for record in records:
             span = self._tracer.start_span(
                 f"deliver {topic}",

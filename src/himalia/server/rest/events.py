@@ -100,7 +100,7 @@ class EventsResponse(StreamingResponse):
             self._context.manager.disconnect(self._outlet)
 
     def _on_credential_end(self, why: Unauthorized) -> None:
-        self._outlet.buffer(SSE.error(why))
+        self._outlet.buffer(SSE.encode_error(why))
         self._outlet.flush()
         self._outlet.close(why)
 
@@ -163,7 +163,9 @@ async def events(
     )
     outlet = SseOutlet(SSE_OF_PATTERN if is_pattern(name) else SSE, context.settings.write_buffer_bytes)
     try:
-        subscriber = await make_subscriber(message, context.settings, caller, outlet, context.manager.turns)
+        subscriber = await make_subscriber(
+            message, context.settings, caller, outlet, context.manager.time_slices
+        )
         context.streams[outlet] = None
         slot.outlet = outlet
         with context.usages.of(caller).reserve_subscription(subscriber.identity):
@@ -173,7 +175,7 @@ async def events(
         slot.release()
         raise
     for gap in result.gaps:
-        outlet.buffer(SSE.gap(gap.topic, subscriber.client_id, gap.requested, gap.first, gap.end))
+        outlet.buffer(SSE.encode_gap(gap.topic, subscriber.client_id, gap.requested, gap.first, gap.end))
     outlet.flush()
     return EventsResponse(context, outlet, slot, caller.credential)
 

@@ -20,9 +20,10 @@ from himalia.errors import (
     TooManyBodies,
 )
 from himalia.log.api import Appended, Batch
+from himalia.ndjson import LineSplitter
 from himalia.protocol import Message, models
 from himalia.protocol.messages import DECODE_ERRORS, canonical_uuid, decode_error
-from himalia.pubsub.turns import Turns
+from himalia.pubsub.time_slices import TimeSlices
 from himalia.record import Draft
 from himalia.server.auth import SECURITY, Caller, Context
 from himalia.server.context import ServerContext
@@ -111,7 +112,7 @@ async def publish(
     is_ndjson = _is_ndjson(request)
     is_atomic = not is_ndjson or producer is not None
     count_max = context.settings.bulk_messages_max if is_atomic else LINES_AT_ONCE
-    drafts = Drafts(drafter, name, body_of(request.scope), count_max, context.manager.turns)
+    drafts = Drafts(drafter, name, body_of(request.scope), count_max, context.manager.time_slices)
     target = PublishTarget(context, caller, name, epoch, producer, sequence)
     if is_ndjson:
         return await _publish_lines(target, drafts, request)
@@ -131,11 +132,13 @@ async def publish(
 class Drafts:
     """The drafts of one body, which may be a million; counts those that are stored as one batch."""
 
-    def __init__(self, drafter: Drafter, topic: str, body: RequestBody, count_max: int, turns: Turns) -> None:
+    def __init__(
+        self, drafter: Drafter, topic: str, body: RequestBody, count_max: int, time_slices: TimeSlices
+    ) -> None:
         self._drafter = drafter
         self._topic = topic
         self._body = body
-        self._turns = turns
+        self._time_slices = time_slices
         self._count_max = count_max
         self.drafts: list[Draft] = []
         self.size_bytes = 0
@@ -157,7 +160,7 @@ class Drafts:
     async def add_all(self, messages: Iterable[models.IncomingMessage]) -> None:
         for message in messages:
             self.add(message)
-            await self._turns.give_way()
+            await self._time_slices.checkpoint()
 
     @property
     def is_batch(self) -> bool:
@@ -166,7 +169,7 @@ class Drafts:
 
     def split_off(self) -> Drafts:
         """Move all drafts to a new object."""
-        moved = Drafts(self._drafter, self._topic, self._body, self._count_max, self._turns)
+        moved = Drafts(self._drafter, self._topic, self._body, self._count_max, self._time_slices)
         moved.drafts, self.drafts = self.drafts, moved.drafts
         moved.size_bytes, self.size_bytes = self.size_bytes, 0
         return moved
@@ -175,7 +178,7 @@ class Drafts:
         """Free the memory in steps: freeing a million objects at once would stall the event loop."""
         while self.drafts:
             del self.drafts[-FREED_AT_ONCE:]
-            await self._turns.give_way()
+            await self._time_slices.checkpoint()
 
 
 class Receipt:
@@ -273,7 +276,7 @@ async def _read_json(context: ServerContext, drafts: Drafts, request: Request) -
                 piece = bytes(text)
                 text.clear()
             # Finding where messages end takes time too, even if there are few.
-            await context.manager.turns.give_way()
+            await context.manager.time_slices.checkpoint()
             await drafts.add_all(messages.feed(piece))
     if several:
         await drafts.add_all(messages.finish())
@@ -302,7 +305,7 @@ def decode_messages(text: bytes) -> list[models.IncomingMessage]:
 
 async def _publish_lines(target: PublishTarget, drafts: Drafts, request: Request) -> Response:
     receipt = Receipt()
-    number, turns = 1, target.context.manager.turns
+    number, time_slices = 1, target.context.manager.time_slices
     is_atomic, body = target.producer is not None, body_of(request.scope)
     try:
         async for line in _lines(request, target.context, is_atomic=is_atomic):
@@ -312,7 +315,7 @@ async def _publish_lines(target: PublishTarget, drafts: Drafts, request: Request
                 receipt.add(await target.store(drafts.split_off(), may_wait=receipt.count > 0))
                 body.restart_timeout()
             number += 1
-            await turns.give_way()
+            await time_slices.checkpoint()
         if drafts:
             receipt.add(await target.store(drafts, may_wait=receipt.count > 0))
             await drafts.free()
@@ -340,19 +343,11 @@ async def _lines(request: Request, context: ServerContext, *, is_atomic: bool) -
         body_of(request.scope).set_limit(context.settings.bulk_bytes_max, " if it has a producer")
     else:
         body_of(request.scope).set_streaming(BYTES_AT_ONCE)
-    # Parts of the line whose end has not arrived.
-    parts: list[bytes] = []
-    length = 0
+    splitter = LineSplitter()
     async for data in request.stream():
-        part, *others = data.split(b"\n")
-        parts.append(part)
-        length += len(part)
-        if others:
-            yield b"".join(parts)
-            for line in others[:-1]:
-                yield line
-            parts, length = others[-1:], len(others[-1])
-        if length > line_bytes_max:
+        for line in splitter.feed(data):
+            yield line
+        if splitter.pending_bytes > line_bytes_max:
             raise MessageTooLarge(f"a line has at most {line_bytes_max} bytes")
-    if length:
-        yield b"".join(parts)
+    for line in splitter.finish():
+        yield line

@@ -158,7 +158,7 @@ async def read_messages(
     compiled = (
         None
         if filter is None
-        else await compile_limited_filter(filter, context.settings, context.manager.turns)
+        else await compile_limited_filter(filter, context.settings, context.manager.time_slices)
     )
     if compiled is not None and media_type != JSON:
         raise BadRequest(f"`filter` requires {JSON}; accept that, or read without a filter")

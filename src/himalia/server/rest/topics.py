@@ -99,7 +99,7 @@ async def list_topics(context: Context, caller: Caller) -> Response:
     # Encoded one by one, with other work in between: there may be thousands.
     topics = [
         encode(_summary(context, info))
-        async for info in context.manager.turns.each(infos)
+        async for info in context.manager.time_slices.iterate(infos)
         if may_see(caller, info.name, info.owner)
     ]
     return Response(b'{"topics":[%b]}' % b",".join(topics), media_type=JSON)
@@ -180,17 +180,17 @@ async def confirm_clock(context: Context, caller: Caller) -> Response:
 @router.get("/stats", tags=["server"], dependencies=SECURITY, response_model=model_of(models.Stats))
 async def stats(context: Context, caller: Caller) -> Response:
     """Return counters of the whole server, and of each topic and subscriber that you may see."""
-    found, turns = await context.manager.stats(), context.manager.turns
+    found, time_slices = await context.manager.stats(), context.manager.time_slices
     owners = {info.name: info.owner for info in await context.log.topics()}
     # Topics and subscribers are encoded one by one, with other work in between: there may be thousands.
     topics = {
         name: msgspec.Raw(encode(topic))
-        async for name, topic in turns.each(found.topics.items())
+        async for name, topic in time_slices.iterate(found.topics.items())
         if may_see(caller, name, owners.get(name))
     }
     subscribers = [
         msgspec.Raw(encode(one))
-        async for one in turns.each(found.subscribers)
+        async for one in time_slices.iterate(found.subscribers)
         if _may_see_subscriber(caller, one.topic, owners)
     ]
     visible = {

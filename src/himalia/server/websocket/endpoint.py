@@ -35,7 +35,7 @@ async def websocket_endpoint(websocket: WebSocket) -> None:
         WebSocketSession(context, principal, UvicornTransport(protocol), slot),
         frame_bytes_max=context.frame_bytes_max,
         write_buffer_bytes=context.settings.write_buffer_bytes,
-        turns=context.manager.turns,
+        time_slices=context.manager.time_slices,
     )
 
 

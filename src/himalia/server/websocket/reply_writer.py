@@ -79,7 +79,7 @@ class ReplyWriter:
     def close(self, error: HimaliaError) -> None:
         """Send an error, then close the connection for it."""
         self._context.metrics.count_error(error.code)
-        self._transport.buffer(WEBSOCKET.error(error))
+        self._transport.buffer(WEBSOCKET.encode_error(error))
         self._transport.close(error)
 
     def flush_soon(self) -> None:

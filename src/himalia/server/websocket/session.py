@@ -162,7 +162,7 @@ class WebSocketSession:
     async def _subscribe(self, message: ClientMessage) -> None:
         context = self._context
         subscriber = await make_subscriber(
-            message, context.settings, self.principal, self.transport, context.manager.turns
+            message, context.settings, self.principal, self.transport, context.manager.time_slices
         )
         self._check_subscription_count(subscriber)
         with self._usage.reserve_subscription(subscriber.identity):
@@ -175,7 +175,7 @@ class WebSocketSession:
         self._replies.send(ack)
         for gap in result.gaps:
             self.transport.buffer(
-                WEBSOCKET.gap(gap.topic, subscriber.client_id, gap.requested, gap.first, gap.end)
+                WEBSOCKET.encode_gap(gap.topic, subscriber.client_id, gap.requested, gap.first, gap.end)
             )
 
     def _check_subscription_count(self, subscriber: Subscriber) -> None:

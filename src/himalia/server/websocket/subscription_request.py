@@ -8,7 +8,7 @@ from himalia.errors import BadFilter, BadRequest, Forbidden
 from himalia.protocol import ClientMessage, StartPosition
 from himalia.pubsub import Outlet, Policy, Start, Subscriber, SubscriptionOptions
 from himalia.pubsub.filters import Filter, compile_filter
-from himalia.pubsub.turns import Turns
+from himalia.pubsub.time_slices import TimeSlices
 from himalia.record import parse_ts
 from himalia.server.identity import Principal, Right
 from himalia.settings import Settings
@@ -19,15 +19,17 @@ OFFSET_MAX = (1 << 63) - 1
 
 
 async def make_subscriber(
-    message: ClientMessage, settings: Settings, principal: Principal, outlet: Outlet, turns: Turns
+    message: ClientMessage, settings: Settings, principal: Principal, outlet: Outlet, time_slices: TimeSlices
 ) -> Subscriber:
     """Return the subscription that a ``subscribe`` message requests, or raise the error that refuses it."""
     assert message.topic is not None and message.client_id is not None  # checked when it was decoded
     pattern = check_pattern(message.topic, settings.topic_length_max)
-    start = await make_start(message, settings, turns)
+    start = await make_start(message, settings, time_slices)
     _check_rights(principal, pattern)
     compiled = (
-        None if message.filter is None else await compile_limited_filter(message.filter, settings, turns)
+        None
+        if message.filter is None
+        else await compile_limited_filter(message.filter, settings, time_slices)
     )
     if abs(message.priority) > PRIORITY_MAX:
         raise BadRequest(f"priority must be between -{PRIORITY_MAX} and {PRIORITY_MAX}")
@@ -70,7 +72,7 @@ def _limit(limit: int | None, settings: Settings) -> int:
     return limit
 
 
-async def make_start(message: ClientMessage, settings: Settings, turns: Turns) -> Start:
+async def make_start(message: ClientMessage, settings: Settings, time_slices: TimeSlices) -> Start:
     """Return where a subscription begins: at most one of ``last_n``, ``from`` and ``since`` may be given."""
     given = [name for name in ("last_n", "start", "since") if getattr(message, name) is not None]
     if len(given) > 1:
@@ -84,7 +86,9 @@ async def make_start(message: ClientMessage, settings: Settings, turns: Turns) -
     if message.since is not None:
         return Start(since_us=_since(message.since))
     if isinstance(message.start, dict):
-        positions = {topic: _position(topic, at) async for topic, at in turns.each(message.start.items())}
+        positions = {
+            topic: _position(topic, at) async for topic, at in time_slices.iterate(message.start.items())
+        }
         return Start(positions=positions)
     if message.start is not None:
         return Start(offset=_offset(message.start), epoch=message.epoch)
@@ -112,9 +116,9 @@ def _offset(value: int) -> int:
     return value
 
 
-async def compile_limited_filter(text: str, settings: Settings, turns: Turns) -> Filter:
+async def compile_limited_filter(text: str, settings: Settings, time_slices: TimeSlices) -> Filter:
     """Return the filter of this text, or raise ``BadFilter``; new filters are compiled in turns."""
     if len(text) > settings.filter_length_max:
         raise BadFilter(f"a filter has at most {settings.filter_length_max} characters")
-    await turns.give_way()
+    await time_slices.checkpoint()
     return compile_filter(text)

@@ -18,7 +18,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from uvicorn.server import ServerState
 from websockets.exceptions import InvalidState
 
-from himalia.pubsub.turns import Turns
+from himalia.pubsub.time_slices import TimeSlices
 from himalia.server.http.admission import STATE_KEY, Admitted
 from himalia.server.http.stall import unread_bytes_of
 from himalia.server.websocket.frame_parser import FrameParser, Parsed
@@ -103,7 +103,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         # None until ``attach``, and again when the input is left to websockets.
         self._parser: FrameParser | None = None
         # The turns of the server in which input is parsed; None until ``attach``.
-        self._turns: Turns | None = None
+        self._time_slices: TimeSlices | None = None
         # Input that arrived between the handshake's request and its response.
         self._early = b""
         # Whether the session has paused reading; and whether there is input to parse in a later turn.
@@ -127,12 +127,17 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self.transport.close()
 
     def attach(
-        self, session: WebSocketSession, *, frame_bytes_max: int, write_buffer_bytes: int, turns: Turns
+        self,
+        session: WebSocketSession,
+        *,
+        frame_bytes_max: int,
+        write_buffer_bytes: int,
+        time_slices: TimeSlices,
     ) -> None:
         """From now on pass all input to ``session``. Called right after accepting the handshake."""
         self.session = session
         self._parser = FrameParser(frame_bytes_max)
-        self._turns = turns
+        self._time_slices = time_slices
         self.transport.set_write_buffer_limits(high=write_buffer_bytes)
         # Free what only the handshake needed.
         self.scope = None  # type: ignore[assignment]
@@ -202,14 +207,14 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self._leave_to_uvicorn(parser)
 
     def _should_stop(self) -> bool:
-        return self._is_paused or (self._turns is not None and self._turns.is_over())
+        return self._is_paused or (self._time_slices is not None and self._time_slices.is_over())
 
     def _parse_later(self) -> None:
         """Continue parsing in a later turn; while the session has paused reading, when it resumes."""
         self._pause_transport()
-        if self._turns is not None and not self._is_paused and not self._is_parse_scheduled:
+        if self._time_slices is not None and not self._is_paused and not self._is_parse_scheduled:
             self._is_parse_scheduled = True
-            self._turns.later(self._continue)
+            self._time_slices.defer(self._continue)
 
     def _continue(self) -> None:
         self._is_parse_scheduled = False

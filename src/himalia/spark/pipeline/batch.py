@@ -38,7 +38,7 @@ from himalia.spark.transforms import executions, orphans
 from himalia.spark.transforms.aggregate import AggregateTable
 from himalia.spark.transforms.iopub import iopub
 from himalia.spark.transforms.requests import fold_requests, next_state
-from himalia.topics import KERNEL_TOPIC_PREFIX
+from himalia.topics import KERNEL_TOPIC_PREFIX, PIPELINE_TOPIC_PREFIX
 
 SMALL_RECORDS = 20_000
 SMALL_BYTES = 16 * 1024 * 1024
@@ -262,7 +262,7 @@ class Batch:
     def _publish(self, changes: Iterable[ChangedRows | None]) -> None:
         for change in changes:
             if change is not None and self._feedback is not None:
-                self._feedback.publish(f"pipeline.{change.table}", self._number, change.rows)
+                self._feedback.publish(PIPELINE_TOPIC_PREFIX + change.table, self._number, change.rows)
 
     # Files
 

@@ -10,7 +10,7 @@ from himalia.client import SyncClient
 from himalia.errors import WarehouseLocked
 from himalia.tables.catalog import POSITIONS
 from himalia.tables.delta_tables import read_positions
-from himalia.topics import matches
+from himalia.topics import PIPELINE_TOPIC_PREFIX, matches
 
 LOOK_EVERY_S = 0.5
 PATIENCE_S = 120.0
@@ -46,7 +46,9 @@ def wait_for_other(
 
 def _is_read(topic: str, patterns: Sequence[str]) -> bool:
     """Whether a pipeline reads the topic: not its own."""
-    return not topic.startswith("pipeline.") and any(matches(pattern, topic) for pattern in patterns)
+    return not topic.startswith(PIPELINE_TOPIC_PREFIX) and any(
+        matches(pattern, topic) for pattern in patterns
+    )
 
 
 def _positions(warehouse: Path) -> dict[tuple[str, str], int]:

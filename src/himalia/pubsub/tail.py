@@ -1,4 +1,4 @@
-"""The recent records of a followed topic, each encoded once for each kind of reader."""
+"""The newest records of a followed topic, each encoded once for each codec."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from himalia.record import Record, total_bytes
 TRIM_EVERY = 256
 """Records by which a tail may exceed its limit, so that trimming costs little per record."""
 FILTERED_AT_ONCE = 16
-"""Records that one filter is evaluated on before the next filter's turn, so that a slow one delays no other."""
+"""Records that one filter is evaluated on before the next filter, so that a slow one delays no other."""
 SLICES_MAX = 8
 """Slices cached per view. Live cursors share one or two; a cursor that catches up uses each once."""
 
@@ -115,7 +115,7 @@ class View:
                 # Not the error itself: its traceback references the whole decoded record.
                 self._failures[record.offset] = (error.message, error.data)
                 return b""
-        return self._encoded.event(record)
+        return self._encoded.encode(record)
 
 
 class EncodedEvents:
@@ -125,10 +125,10 @@ class EncodedEvents:
         self.codec = codec
         self._events: dict[int, bytes] = {}
 
-    def event(self, record: Record) -> bytes:
+    def encode(self, record: Record) -> bytes:
         event = self._events.get(record.offset)
         if event is None:
-            event = self._events[record.offset] = self.codec.event(record)
+            event = self._events[record.offset] = self.codec.encode_event(record)
         return event
 
     def trim(self, offsets: Iterable[int]) -> None:

@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 
 from himalia.errors import TooManySubscriptions
 from himalia.log.api import Change, ChangeKind, Watch
 from himalia.pubsub.delivery import Delivery
 from himalia.pubsub.subscription import Subscriber
 from himalia.pubsub.subscriptions import Subscriptions
-from himalia.pubsub.turns import TURN_S
+from himalia.pubsub.time_slices import SLICE_S
+from himalia.record import TopicInfo
 from himalia.topics import AUDIT_TOPIC
 
 logger = logging.getLogger("himalia.pubsub")
 
 
-class LogFollower:
+class LogWatcher:
     """Applies the changes that a watch of the log yields, whichever client caused them."""
 
     def __init__(self, subscriptions: Subscriptions, delivery: Delivery) -> None:
@@ -26,10 +28,15 @@ class LogFollower:
         self.topic_count = 0
         """Topics of the log, without the audit trail."""
 
+    def count_topics(self, topics: Sequence[TopicInfo]) -> None:
+        """Count the topics that exist already. The watch must be open, so that none is missed."""
+        self.topic_count = sum(info.name != AUDIT_TOPIC for info in topics)
+
     async def run(self, watch: Watch) -> None:
+        """Apply changes until the watch ends, in time slices."""
         try:
             async for changes in watch:
-                ends_at = time.perf_counter() + TURN_S
+                ends_at = time.perf_counter() + SLICE_S
                 for change in changes:
                     try:
                         self._apply(change)
@@ -37,7 +44,7 @@ class LogFollower:
                         logger.exception("following %s failed", change.topic)
                     if time.perf_counter() >= ends_at:
                         await asyncio.sleep(0)
-                        ends_at = time.perf_counter() + TURN_S
+                        ends_at = time.perf_counter() + SLICE_S
         finally:
             watch.close()
 
@@ -68,9 +75,9 @@ class LogFollower:
         try:
             self._subscriptions.check_cursors(subscriber.owner)
         except TooManySubscriptions as error:
-            outlet.buffer(outlet.codec.error(error, change.topic))
+            outlet.buffer(outlet.codec.encode_error(error, change.topic))
             return
-        outlet.buffer(outlet.codec.topic_created(change.topic, subscriber.client_id, change.epoch))
+        outlet.buffer(outlet.codec.encode_topic_created(change.topic, subscriber.client_id, change.epoch))
         self._subscriptions.follow(subscriber, change.topic, change.epoch, 0, 0)
         self._delivery.start_cursor(subscriber.cursors[change.topic])
 

@@ -14,7 +14,7 @@ import pytest
 from himalia.pubsub import Cursor, Subscriber, SubscriptionOptions
 from himalia.pubsub.backlog import ENCODED_AT_ONCE
 from himalia.pubsub.subscription import Start, SubscribeResult
-from himalia.pubsub.turns import Turns
+from himalia.pubsub.time_slices import TimeSlices
 from himalia.server.websocket.subscription_request import compile_limited_filter
 from himalia.settings import DeliverySettings, Settings
 from tests.pubsub.conftest import Room, Viewer, make_room
@@ -28,7 +28,7 @@ async def room(tmp_path: Path) -> AsyncIterator[Room]:
     """A room with 200 topics, whose turns are over after each unit of work."""
     async for made in make_room("memory", tmp_path, DeliverySettings(tail_records=8)):
         await made.create(*TOPICS)
-        made.manager.turns.turn_s = 0.0
+        made.manager.time_slices.slice_s = 0.0
         yield made
 
 
@@ -42,14 +42,14 @@ async def counted(work: Awaitable[T]) -> tuple[T, int]:
     return task.result(), turns
 
 
-# Turns
+# TimeSlices
 
 
 async def test_work_waits_its_turn() -> None:
     """What is put off runs in the order it came, after what the loop had to do already."""
-    turns, done = Turns(turn_s=0.0), []
+    slices, done = TimeSlices(slice_s=0.0), []
     for number in range(3):
-        turns.later(lambda number=number: done.append(number))  # type: ignore[misc]
+        slices.defer(lambda number=number: done.append(number))  # type: ignore[misc]
     assert done == []
     for expected in ([0], [0, 1], [0, 1, 2]):
         await asyncio.sleep(0)
@@ -58,20 +58,20 @@ async def test_work_waits_its_turn() -> None:
 
 async def test_work_that_fits_is_done_in_one_turn() -> None:
     """A turn goes on with the next work until its time is up."""
-    turns, done = Turns(turn_s=60.0), []
+    slices, done = TimeSlices(slice_s=60.0), []
     for number in range(100):
-        turns.later(lambda number=number: done.append(number))  # type: ignore[misc]
+        slices.defer(lambda number=number: done.append(number))  # type: ignore[misc]
     await asyncio.sleep(0)
     assert done == list(range(100))
 
 
 async def test_coroutines_rest_one_after_the_other() -> None:
     """Of many that rest, one continues in each turn, so that they cannot add up to a long one."""
-    turns, steps = Turns(turn_s=60.0), []
+    slices, steps = TimeSlices(slice_s=60.0), []
 
     async def work(name: str) -> None:
         for _ in range(3):
-            await turns.rest()
+            await slices.wait_next()
             steps.append(name)
 
     tasks = [asyncio.create_task(work(name)) for name in "abc"]
@@ -85,11 +85,11 @@ async def test_coroutines_rest_one_after_the_other() -> None:
 
 async def test_a_cancelled_rest_is_passed_over() -> None:
     """Work that was cancelled while it waited neither runs nor keeps the next from its turn."""
-    turns = Turns(turn_s=0.0)
-    resting = asyncio.create_task(turns.rest())
+    slices = TimeSlices(slice_s=0.0)
+    resting = asyncio.create_task(slices.wait_next())
     await asyncio.sleep(0)
     resting.cancel()
-    await asyncio.wait_for(turns.rest(), 10)
+    await asyncio.wait_for(slices.wait_next(), 10)
     assert resting.cancelled()
 
 
@@ -340,7 +340,7 @@ async def test_each_of_many_topics_is_read_in_turn(room: Room) -> None:
 
 async def test_filters_are_compiled_in_turns() -> None:
     """Many that come in the same moment do not hold the loop for longer than one of them."""
-    turns, settings = Turns(turn_s=0.0), Settings()
+    turns, settings = TimeSlices(slice_s=0.0), Settings()
     texts = [f"offset == {number} && topic == 'in turns'" for number in range(20)]
     made, looks = await counted(
         asyncio.gather(*[compile_limited_filter(text, settings, turns) for text in texts])
