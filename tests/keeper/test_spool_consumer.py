@@ -1,4 +1,4 @@
-"""The intake: however the spool grows and the log lags, each message is routed once and in order."""
+"""The consumer of a spool: however the spool grows and the log lags, each message is routed once and in order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from himalia.iopub.broker import IopubBroker
 from himalia.jupyter.wire import Fault, KernelMessage, Wire
 from himalia.keeper.spool import Spool
-from himalia.keeper.spool_consumer import BATCH_MAX, Bookmark, Intake
+from himalia.keeper.spool_consumer import BATCH_MAX, SpoolConsumer, SpoolPosition
 
 
 class Log:
@@ -63,8 +63,10 @@ class World:
         """A server that knows only what is in the log; that of 0.1 has no numbers."""
         last = self.log.got[-1] if self.log.got else -1
         is_old = last >= 0 and not self.knows_numbers
-        self.bookmark = (
-            Bookmark(wanted=f"m{last}") if is_old else Bookmark(self.log.seqs[-1] if last >= 0 else -1)
+        self.position = (
+            SpoolPosition(resume_after_id=f"m{last}")
+            if is_old
+            else SpoolPosition(self.log.seqs[-1] if last >= 0 else -1)
         )
         self.listen()
 
@@ -72,17 +74,24 @@ class World:
         """A new link of the same server."""
         broker = IopubBroker()
         broker.add_global_subscriber(self.log)
-        self.intake = Intake(
+        self.consumer = SpoolConsumer(
             broker,
             self.wire,
             self.directory,
-            self.bookmark,
-            is_blocked=lambda: self.log.is_full,
-            on_faults=self.faults.extend,
-            on_gap=self._gap,
+            self.position,
+            self,
         )
 
-    def _gap(self, count: int | None) -> None:
+    # As SpoolListener
+
+    @property
+    def is_blocked(self) -> bool:
+        return self.log.is_full
+
+    def on_faults(self, faults: Sequence[Fault]) -> None:
+        self.faults += faults
+
+    def on_spool_gap(self, count: int | None) -> None:
         self.gaps.append(count)
         self.gaps_at.append(len(self.log.got))
 
@@ -92,29 +101,29 @@ class World:
         self.published += count
 
     def restart_kernel(self) -> None:
-        """Another keeper goes on with the spool, and the server with its bookmark."""
-        self.intake.close()
+        """Another keeper goes on with the spool, and the server with its position."""
+        self.consumer.close()
         self.spool.close()
         self.spool = Spool(self.directory, **self._spool_options)
         self.listen()
 
     def restart_server(self) -> None:
-        self.intake.close()
+        self.consumer.close()
         self.come()
 
     def catch_up(self) -> None:
         """Until all is read that can be."""
         for _ in range(self.published + 2):
             self.log.store()
-            while self.intake.periodic():
+            while self.consumer.periodic():
                 self.log.store()
 
     def finish(self) -> None:
         finished: list[bool] = []
-        self.intake.finish(lambda: finished.append(True))
+        self.consumer.finish(lambda: finished.append(True))
         while not finished:
             self.log.store()
-            self.intake.periodic()
+            self.consumer.periodic()
         assert len(finished) == 1
 
 
@@ -128,7 +137,7 @@ def world(tmp_path: Path) -> Iterator[Callable[..., World]]:
 
     yield make
     for one in made:
-        one.intake.close()
+        one.consumer.close()
         one.spool.close()
 
 
@@ -165,7 +174,7 @@ def test_any_interleaving_gives_each_message_once_in_order(
             case "publish":
                 world.publish(count)
             case "read":
-                world.intake.read()
+                world.consumer.read()
             case "store":
                 world.log.store()
             case "restart kernel":
@@ -178,7 +187,7 @@ def test_any_interleaving_gives_each_message_once_in_order(
         world.catch_up()
     assert world.log.got == list(range(world.published))
     assert not world.log.missed and not world.gaps and not world.faults
-    world.intake.close()
+    world.consumer.close()
     world.spool.close()
 
 
@@ -187,11 +196,11 @@ def test_a_batch_leaves_the_turn_to_others(world: Callable[..., World]) -> None:
     one = world()
     one.publish(2 * BATCH_MAX + 1)
     for turn in range(1, 3):
-        assert one.intake.read()
-        assert len(one.log.got) == turn * BATCH_MAX and not one.intake.is_live
-    assert not one.intake.read()
-    assert one.log.got == list(range(one.published)) and one.intake.is_live
-    assert not one.intake.read() and one.intake.is_live
+        assert one.consumer.read()
+        assert len(one.log.got) == turn * BATCH_MAX and not one.consumer.is_caught_up
+    assert not one.consumer.read()
+    assert one.log.got == list(range(one.published)) and one.consumer.is_caught_up
+    assert not one.consumer.read() and one.consumer.is_caught_up
 
 
 def test_a_search_leaves_the_turn_to_others(world: Callable[..., World]) -> None:
@@ -202,21 +211,21 @@ def test_a_search_leaves_the_turn_to_others(world: Callable[..., World]) -> None
     one.catch_up()
     one.restart_server()
     one.publish(5)
-    assert one.intake.read() and one.intake.read() and not one.intake.is_live
+    assert one.consumer.read() and one.consumer.read() and not one.consumer.is_caught_up
     assert one.log.got == list(range(3 * BATCH_MAX))
-    while one.intake.read():
+    while one.consumer.read():
         pass
-    assert one.log.got == list(range(3 * BATCH_MAX + 5)) and one.intake.is_live
+    assert one.log.got == list(range(3 * BATCH_MAX + 5)) and one.consumer.is_caught_up
 
 
 def test_blocked_and_resumed(world: Callable[..., World]) -> None:
     """What comes while the log is full is neither kept in memory nor lost: it is read when there is room."""
     one = world(room=3)
     one.publish(4)
-    one.intake.read()
+    one.consumer.read()
     one.publish(50)
     for _ in range(10):
-        assert not one.intake.read()
+        assert not one.consumer.read()
     assert one.log.got == [0, 1, 2, 3]
     one.catch_up()
     assert one.log.got == list(range(54)) and not one.log.missed
@@ -226,7 +235,7 @@ def test_gap_of_a_running_server_is_exact(world: Callable[..., World]) -> None:
     """A server that fell behind for so long that the spool overflowed tells exactly how many are missing."""
     one = world(room=5, bytes_max=20_000)
     one.publish(10)
-    one.intake.read()
+    one.consumer.read()
     assert one.log.is_full
     one.publish(500)
     one.catch_up()
@@ -317,7 +326,7 @@ def test_messages_that_are_refused_do_not_disturb(
         for number in range(30):
             one.publish(size=2000 if number % 3 == 0 else 1)
             one.spool.append([[b"rubbish"]])
-            one.intake.read()
+            one.consumer.read()
     assert one.log.got == [number for number in range(30) if number % 3]
     assert [fault.kind for fault in one.faults].count("too_large") == 10
     assert len(one.faults) == 40 and not one.gaps
@@ -328,10 +337,10 @@ def test_finish_waits_for_the_log(world: Callable[..., World]) -> None:
     """The end is told when the last message was routed, not when the log had no room for it."""
     one = world(room=5)
     one.publish(10)
-    one.intake.read()
+    one.consumer.read()
     one.publish(10)
     finished: list[int] = []
-    one.intake.finish(lambda: finished.append(len(one.log.got)))
+    one.consumer.finish(lambda: finished.append(len(one.log.got)))
     assert not finished
     one.catch_up()
     assert finished == [20]
@@ -344,7 +353,7 @@ def test_finish_more_than_once(world: Callable[..., World]) -> None:
     one.finish()
     one.finish()
     one.publish(3)
-    one.intake.read()
+    one.consumer.read()
     assert one.log.got == list(range(6))
 
 
@@ -357,21 +366,21 @@ def test_spool_that_cannot_be_read(world: Callable[..., World], caplog: pytest.L
     path.mkdir()
     with caplog.at_level(logging.ERROR):
         for _ in range(10):
-            assert not one.intake.read() and not one.intake.is_live
+            assert not one.consumer.read() and not one.consumer.is_caught_up
         one.finish()
     assert len(caplog.records) == 1 and "cannot be read" in caplog.text
     path.rmdir()
     (one.directory / "away").rename(path)
-    one.intake.close()
-    one.intake.read()
-    assert one.log.got == [0, 1, 2] and one.intake.is_live
+    one.consumer.close()
+    one.consumer.read()
+    assert one.log.got == [0, 1, 2] and one.consumer.is_caught_up
 
 
 def test_without_a_spool_there_is_nothing(tmp_path: Path) -> None:
     """A kernel that has said nothing, or whose spool is gone, is at its end."""
     broker = IopubBroker()
-    intake = Intake(broker, Wire(b"key"), tmp_path, Bookmark(wanted="m7"))
+    consumer = SpoolConsumer(broker, Wire(b"key"), tmp_path, SpoolPosition(resume_after_id="m7"))
     finished: list[bool] = []
-    intake.finish(lambda: finished.append(True))
-    assert intake.read() is False
-    assert finished == [True] and intake.is_live
+    consumer.finish(lambda: finished.append(True))
+    assert consumer.read() is False
+    assert finished == [True] and consumer.is_caught_up

@@ -24,7 +24,7 @@ from himalia.iopub.listener import BrokerListener, Feed, IopubThread
 from himalia.jupyter.connection_file import ConnectionInfo
 from himalia.jupyter.wire import Fault, KernelMessage, Wire
 from himalia.keeper.spool import Spool
-from himalia.keeper.spool_consumer import BATCH_MAX, Bookmark, Intake, SpoolFeed
+from himalia.keeper.spool_consumer import BATCH_MAX, SpoolConsumer, SpoolFeed, SpoolPosition
 from himalia.kernels.request import Code
 from tests.kernels.hosts import (
     Hosting,
@@ -81,8 +81,8 @@ class Kept:
         self._writing = threading.Lock()  # A keeper writes from one thread; some tests do from two.
         broker = IopubBroker()
         broker.add_global_subscriber(got)
-        self.intake = Intake(broker, WIRE, directory, Bookmark())
-        self.feed = SpoolFeed(self.intake, str(directory / "keeper.sock"))
+        self.consumer = SpoolConsumer(broker, WIRE, directory, SpoolPosition())
+        self.feed = SpoolFeed(self.consumer, str(directory / "keeper.sock"))
 
     def accept(self) -> None:
         self.connection, _ = self._listener.accept()

@@ -1,7 +1,7 @@
-"""Reads a kept kernel's spool: each message once, in order, whenever the keeper reports that it grew.
+"""Consumes a kept kernel's spool: each message once, in order, whenever the keeper reports that it has grown.
 
-Only the keeper receives what the kernel publishes. Every message that it wrote has a number, and a server continues
-behind the last number that it routed: nothing is missed or repeated, however slow the log is or late the server.
+Only the keeper receives what the kernel publishes. Every message in the spool has a number, and a server continues
+behind the last number that it routed: no message is missed or repeated, however slow the log is or late the server.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 import zmq
@@ -27,74 +28,76 @@ BATCH_MAX = 512
 """Messages routed before another kernel has its turn."""
 BATCH_BYTES_MAX = 8 << 20
 SPOOL_WAS_FULL = "the spool was full"
-"""Why messages are missing, as the topic has it."""
-OnGap = Callable[[int | None], None]
+"""The reason of a gap, as the topic records it."""
 
 
 class _Header(msgspec.Struct, gc=False):
     msg_id: str = ""
 
 
-_header_of = msgspec.json.Decoder(_Header).decode
+_decode_header = msgspec.json.Decoder(_Header).decode
 
 
-def _never() -> bool:
-    return False
+class SpoolListener(Protocol):
+    """Where the messages of a spool go, apart from the broker. Called in the thread that reads the spool."""
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether no message can be routed now. Nothing is read then, and the position stays."""
+
+    def on_faults(self, faults: Sequence[Fault]) -> None:
+        """Some frames were not a message."""
+
+    def on_spool_gap(self, count: int | None) -> None:
+        """The spool dropped so many messages before they were read; None if the number is not known.
+
+        Called before the message behind the gap is routed.
+        """
 
 
-class Bookmark:
-    """Where the reading of a spool stands; it outlives the processes of the kernel, as the spool does."""
+class SpoolPosition:
+    """How far a spool was read. It outlives the processes of the kernel, as the spool does."""
 
-    def __init__(self, after: int = -1, *, wanted: str = "") -> None:
+    def __init__(self, after: int = -1, *, resume_after_id: str = "") -> None:
         """``after`` is the number of the last message that an earlier server has stored.
 
-        Records of 0.1 do not tell it; then ``wanted`` is the id of that message.
+        Records of 0.1 do not have it; then ``resume_after_id`` is the id of that message.
         """
         self.after = after
-        """The number of what was routed last."""
-        self.wanted = wanted
-        """Until it was found in the spool; then empty."""
+        """The number of the last message that was routed."""
+        self.resume_after_id = resume_after_id
+        """Empty once that message was found in the spool."""
 
 
-class Intake:
-    """Routes what a spool has behind a bookmark, and moves that on. All of it runs in one thread at a time.
-
-    While ``is_blocked`` nothing is read: it stays where it is. ``on_gap`` is told how many messages the spool had to
-    give up before they were read, None if that is not known, before the message behind the gap is routed;
-    ``on_faults`` is told of what is no message.
-    """
+class SpoolConsumer:
+    """Routes the messages of a spool behind a position, and advances it. Used in one thread at a time."""
 
     def __init__(
         self,
         broker: IopubBroker,
         wire: Wire,
         directory: Path,
-        bookmark: Bookmark,
-        *,
-        is_blocked: Callable[[], bool] = _never,
-        on_faults: Callable[[Sequence[Fault]], None] | None = None,
-        on_gap: OnGap | None = None,
+        position: SpoolPosition,
+        listener: SpoolListener | None = None,
     ) -> None:
         self._broker = broker
         self._wire = wire
         self._directory = directory
-        self._bookmark = bookmark
-        self._is_blocked = is_blocked
-        self._on_faults = on_faults
-        self._on_gap = on_gap
+        self._position = position
+        self._listener = listener
         self._on_finished: Callable[[], None] | None = None
-        self._reader = SpoolReader(directory, bookmark.after)
-        # Read, and not routed yet: it stands behind a gap.
+        self._reader = SpoolReader(directory, position.after)
+        # Read, but not routed yet: these messages are behind a gap.
         self._held: list[Spooled] = []
-        self._complaint = LogThrottle()
-        self._refusal = LogThrottle()
+        self._error_log = LogThrottle()
+        self._fault_log = LogThrottle()
         self._error: OSError | None = None
-        self.is_live = False
+        self.is_caught_up = False
         """Whether the spool was read to its end."""
 
     def read(self) -> bool:
-        """Route what has come, up to a batch; says whether there may be more that can be routed now."""
-        if self._is_blocked():
+        """Route the next messages, up to a batch; return whether there may be more that can be routed now."""
+        if self._listener is not None and self._listener.is_blocked:
             return False
         try:
             batch, self._held = self._held or self._reader.read(BATCH_MAX, BATCH_BYTES_MAX), []
@@ -102,26 +105,26 @@ class Intake:
             self._fail(error)
             return False
         self._error = None
-        if self._bookmark.wanted:
-            batch = self._behind_wanted(batch)
-        self._route(self._up_to_gap(batch))
-        self.is_live = self._reader.is_at_end and not self._held
-        if self.is_live:
-            self._tell_finished()
-        return not self.is_live
+        if self._position.resume_after_id:
+            batch = self._skip_to_resume_point(batch)
+        self._route(self._hold_behind_gap(batch))
+        self.is_caught_up = self._reader.is_at_end and not self._held
+        if self.is_caught_up:
+            self._report_finished()
+        return not self.is_caught_up
 
     def periodic(self) -> bool:
-        """Called now and then, whether anything is known to have come or not; says what ``read`` does."""
+        """Clean up the broker, and read, whether or not the keeper has sent a notice; return what ``read`` returns."""
         self._broker.cleanup_if_due()
         return self.read()
 
     def finish(self, on_finished: Callable[[], None]) -> None:
-        """The kernel has ended. ``on_finished`` is called by the ``read`` that comes to the end of the spool."""
+        """Call ``on_finished``, once, in the ``read`` that reaches the end of the spool: the kernel has ended."""
         self._on_finished = on_finished
         self.read()
 
     def check(self) -> None:
-        """Raises OSError if the spool could not be read when that was last tried."""
+        """Raise OSError if the last ``read`` failed."""
         if self._error is not None:
             raise self._error
 
@@ -129,122 +132,124 @@ class Intake:
         self._reader.close()
 
     def _fail(self, error: OSError) -> None:
-        self.is_live = False
+        self.is_caught_up = False
         self._error = error
-        if self._complaint.allow():
+        if self._error_log.allow():
             logger.error("the spool in %s cannot be read: %s", self._directory, error)
-        # A kernel's end is told all the same.
-        self._tell_finished()
+        # The end of a kernel is reported in any case.
+        self._report_finished()
 
-    def _tell_finished(self) -> None:
+    def _report_finished(self) -> None:
         on_finished, self._on_finished = self._on_finished, None
         if on_finished is not None:
             on_finished()
 
-    def _behind_wanted(self, batch: list[Spooled]) -> list[Spooled]:
-        """Of these, what comes behind the message that is wanted."""
-        bookmark = self._bookmark
+    def _skip_to_resume_point(self, batch: list[Spooled]) -> list[Spooled]:
+        """Return the messages behind the one with the id of the position."""
+        position = self._position
         for at, entry in enumerate(batch):
-            if _id_of(entry.frames) == bookmark.wanted:
-                bookmark.after, bookmark.wanted = entry.seq, ""
+            if _id_of(entry.frames) == position.resume_after_id:
+                position.after, position.resume_after_id = entry.seq, ""
                 return batch[at + 1 :]
         if self._reader.is_at_end:
-            # The spool had no room for it any more: what it has came later, and that is all of it.
-            bookmark.wanted = ""
-            self._reader.close()
-            self._reader = SpoolReader(self._directory)
-            self._skip_to_first()
+            # The spool has dropped it: every message in the spool came later.
+            position.resume_after_id = ""
+            self._restart_from_first()
         return []
 
-    def _skip_to_first(self) -> None:
-        """The number of what was stored last is not known, so how many are missing is not either."""
+    def _restart_from_first(self) -> None:
+        """Read the spool from its beginning, behind a gap of unknown length."""
+        self._reader.close()
+        self._reader = SpoolReader(self._directory)
         first = self._reader.read(1)
         self._reader.close()
         self._reader = SpoolReader(self._directory)
         if first:
-            self._bookmark.after = first[0].seq - 1
-            self._tell_gap(None)
+            self._position.after = first[0].seq - 1
+            self._report_gap(None)
 
-    def _up_to_gap(self, batch: list[Spooled]) -> list[Spooled]:
-        """What stands before the first gap within a batch; the rest has the next turn, behind the record of the gap."""
+    def _hold_behind_gap(self, batch: list[Spooled]) -> list[Spooled]:
+        """Return the messages before the first gap; hold the rest for the next turn, behind the record of the gap."""
         for at in range(1, len(batch)):
             if batch[at].seq > batch[at - 1].seq + 1:
                 self._held = batch[at:]
                 return batch[:at]
         return batch
 
-    def _tell_gap(self, count: int | None) -> None:
-        if self._on_gap is not None:
-            self._on_gap(count)
+    def _report_gap(self, count: int | None) -> None:
+        if self._listener is not None:
+            self._listener.on_spool_gap(count)
 
     def _route(self, batch: Sequence[Spooled]) -> None:
         messages: list[KernelMessage] = []
-        bookmark = self._bookmark
+        position = self._position
         for seq, frames in batch:
-            if seq > bookmark.after + 1:
-                self._tell_gap(seq - bookmark.after - 1)
-            bookmark.after = seq
+            if seq > position.after + 1:
+                self._report_gap(seq - position.after - 1)
+            position.after = seq
             decoded = self._wire.decode(frames, seq)
             if isinstance(decoded, KernelMessage):
                 messages.append(decoded)
             else:
-                self._refuse(decoded)
-        # In one go: were the log to be full after a part of it, the rest would be nowhere.
+                self._report_fault(decoded)
+        # In one call: if the log were full after a part of the batch, the rest would be lost.
         self._broker.route_messages(messages)
 
-    def _refuse(self, fault: Fault) -> None:
-        if self._refusal.allow():
+    def _report_fault(self, fault: Fault) -> None:
+        if self._fault_log.allow():
             logger.warning("%s: a message was refused: %s (%s)", self._directory, fault.kind, fault.detail)
-        if self._on_faults is not None:
-            self._on_faults([fault])
+        if self._listener is not None:
+            self._listener.on_faults([fault])
 
 
 def _id_of(frames: Sequence[bytes]) -> str:
-    """The id of a spooled message, whoever signed it; empty if it has none."""
+    """Decode the id of a spooled message, without checking its signature; empty if it has none."""
     try:
-        return _header_of(frames[frames.index(DELIMITER) + 2]).msg_id
+        return _decode_header(frames[frames.index(DELIMITER) + 2]).msg_id
     except (ValueError, IndexError, msgspec.MsgspecError):
         return ""
 
 
 class SpoolFeed:
-    """A feed of the IOPub thread. Without its keeper's notices it reads all the same, every now and then."""
+    """A feed of the IOPub thread. Without its keeper's notices it reads the spool periodically."""
 
     is_flooding = False
-    """The keeper lets messages gather: here it would only take longer."""
+    """The keeper already batches messages."""
 
-    def __init__(self, intake: Intake, keeper_socket: str) -> None:
+    def __init__(self, consumer: SpoolConsumer, keeper_socket: str) -> None:
         self.name = keeper_socket
         self.closed = threading.Event()
-        self._intake = intake
+        self._consumer = consumer
         self._notices: socket.socket | None = None
 
     def open(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         try:
             self._notices = open_spool_notices(self.name)
         except OSError as error:
-            # It has ended, and what it wrote is read all the same.
-            logger.info("no keeper tells of what comes to its spool: %s (%s)", self.name, error)
+            # It has ended; what it wrote is read in any case.
+            logger.info(
+                "no spool notices from keeper %s (%s); reading periodically instead", self.name, error
+            )
 
     @property
     def source(self) -> int | None:
         return self._notices.fileno() if self._notices is not None else None
 
     def drain(self) -> bool:
-        # First the notices: what comes while the spool is read brings another one.
-        self._take_notices()
-        return self._intake.read()
+        # The notices first: a message that is written while the spool is read causes another one.
+        self._read_notices()
+        return self._consumer.read()
 
     def periodic(self) -> bool:
-        return self._intake.periodic()
+        return self._consumer.periodic()
 
     def close(self) -> None:
-        self._intake.close()
+        self._consumer.close()
         if self._notices is not None:
             self._notices.close()
             self._notices = None
 
-    def _take_notices(self) -> None:
+    def _read_notices(self) -> None:
         if self._notices is None:
             return
         try:

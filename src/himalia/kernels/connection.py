@@ -16,7 +16,7 @@ from himalia.iopub.shell import Dealer, ShellClient, ShellPort
 from himalia.jupyter.connection_file import PORTS, ConnectionInfo
 from himalia.jupyter.wire import NOT_ON_IOPUB, FaultKind, KernelMessage, Wire
 from himalia.keeper.kernel_process import KernelProcess
-from himalia.keeper.spool_consumer import Intake, SpoolFeed
+from himalia.keeper.spool_consumer import SpoolConsumer, SpoolFeed
 from himalia.kernels.context import KernelContext
 from himalia.kernels.output import KernelOutput
 
@@ -57,29 +57,20 @@ class KernelConnection:
         self._iopub = context.iopub
         self._shell_wire = Wire(key, scheme=scheme, bytes_max=bytes_max)
         self._wire = Wire(key, scheme=scheme, bytes_max=bytes_max, refused_types=NOT_ON_IOPUB)
-        self._intake: Intake | None = None
+        self._consumer: SpoolConsumer | None = None
         self._feed: KernelFeed
         if process is None:
             self._feed = Feed(
                 connection, self._wire, BrokerListener(output.broker, output.on_faults), output.on_reconnect
             )
         else:
-            self._intake = self._make_intake(output, process)
-            self._feed = SpoolFeed(self._intake, process.keeper_socket)
+            self._consumer = SpoolConsumer(
+                output.broker, self._wire, process.directory, output.position, output
+            )
+            self._feed = SpoolFeed(self._consumer, process.keeper_socket)
         self._iopub.add(self._feed)
         self.shell = ShellClient(connection, self._shell_wire, context.sockets, listener.on_shell_message)
         self.heartbeat = Heartbeat(connection, context.sockets, context.settings.kernel_heartbeat_s, listener)
-
-    def _make_intake(self, output: KernelOutput, process: KernelProcess) -> Intake:
-        return Intake(
-            output.broker,
-            self._wire,
-            process.directory,
-            output.position,
-            is_blocked=lambda: output.topic_writer.is_full,
-            on_faults=output.on_faults,
-            on_gap=output.on_spool_gap,
-        )
 
     @property
     def faults(self) -> Counter[FaultKind]:
@@ -90,7 +81,7 @@ class KernelConnection:
     @property
     def is_behind(self) -> bool:
         """Whether the spool has messages that were not read yet."""
-        return self._intake is not None and not self._intake.is_live
+        return self._consumer is not None and not self._consumer.is_caught_up
 
     async def close(self) -> None:
         """Close all sockets; returns when the IOPub thread no longer reads."""
@@ -105,15 +96,15 @@ class KernelConnection:
 
     async def finish(self) -> None:
         """The process has ended: wait until everything in its spool is on its way to the log."""
-        if self._intake is None:
+        if self._consumer is None:
             return
-        intake = self._intake
-        await _wait_called(lambda notify: self._iopub.call(lambda: intake.finish(notify)))
+        consumer = self._consumer
+        await _wait_called(lambda notify: self._iopub.call(lambda: consumer.finish(notify)))
 
     def check_spool(self) -> None:
         """Raise ``OSError`` if the spool could not be read to its end."""
-        if self._intake is not None:
-            self._intake.check()
+        if self._consumer is not None:
+            self._consumer.check()
 
 
 async def _wait_called(pass_on: Callable[[Callable[[], None]], None]) -> None:

@@ -11,7 +11,7 @@ from himalia.jupyter.lifecycle import RequestState
 from himalia.jupyter.records import KernelEvent
 from himalia.jupyter.wire import KernelMessage
 from himalia.keeper.kernel_process import KernelProcess
-from himalia.keeper.spool_consumer import Bookmark
+from himalia.keeper.spool_consumer import SpoolPosition
 from himalia.kernels.connector import KernelConnector
 from himalia.kernels.context import KernelContext
 from himalia.kernels.input_requests import InputRequests
@@ -123,7 +123,7 @@ class Kernel:
         await self.lifecycle.connect(address)
 
     async def resume(
-        self, address: ConnectionInfo, position: Bookmark, requests: Sequence[RequestState]
+        self, address: ConnectionInfo, position: SpoolPosition, requests: Sequence[RequestState]
     ) -> None:
         """Connect again after an earlier server, and first read what the spool has after the position."""
         # It does not exist if the server was killed before it created it, or if an older backup was restored.

@@ -11,7 +11,7 @@ from himalia.errors import LogUnavailable
 from himalia.iopub.broker import BrokerConfig, IopubBroker
 from himalia.jupyter.records import KernelEvent, event_draft, to_draft, too_large_draft
 from himalia.jupyter.wire import Fault, FaultKind, KernelMessage
-from himalia.keeper.spool_consumer import SPOOL_WAS_FULL, Bookmark
+from himalia.keeper.spool_consumer import SPOOL_WAS_FULL, SpoolPosition
 from himalia.kernels.context import KernelContext
 from himalia.kernels.monitor import KernelMonitor
 from himalia.kernels.topic_writer import KernelTopic, TopicWriter
@@ -24,8 +24,8 @@ NOT_RECEIVED = "the kernel could not be heard for a while: it was restarted, or 
 class KernelOutput:
     """The broker routes a kernel's messages to the topic writer, the monitor and requests. Outlives its processes.
 
-    The connection calls ``on_faults``, ``on_spool_gap`` and ``on_reconnect`` in the IOPub thread; everything else
-    belongs to the event loop.
+    The IOPub thread calls it as the ``SpoolListener`` of its spool, and ``on_reconnect``; everything else belongs to
+    the event loop.
     """
 
     def __init__(self, kernel_id: str, owner: str | None, context: KernelContext) -> None:
@@ -33,7 +33,7 @@ class KernelOutput:
         self.topic = KernelTopic(context.manager, kernel_id, owner)
         self.topic_writer = TopicWriter(self.topic, bytes_max=settings.kernel_buffer_bytes)
         self.monitor = KernelMonitor()
-        self.position = Bookmark()
+        self.position = SpoolPosition()
         """Where to resume reading the kernel's spool."""
         self.broker = IopubBroker(
             BrokerConfig(
@@ -70,6 +70,11 @@ class KernelOutput:
         self.topic_writer.append(to_draft(message, self.kernel_id, port), is_urgent=is_urgent)
 
     # In the IOPub thread
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether the topic writer has no room."""
+        return self.topic_writer.is_full
 
     def on_faults(self, faults: Sequence[Fault]) -> None:
         """Messages were refused: of those that are too large, the topic gets a record instead."""

@@ -10,7 +10,6 @@ import asyncio
 import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -37,7 +36,7 @@ from himalia.keeper.client import KernelExit, read_exit, read_owner, read_spool,
 from himalia.keeper.kernel_process import KernelProcess
 from himalia.keeper.limits import exit_reason
 from himalia.keeper.spool import Spooled
-from himalia.keeper.spool_consumer import SPOOL_WAS_FULL, Bookmark, Intake
+from himalia.keeper.spool_consumer import SPOOL_WAS_FULL, SpoolConsumer, SpoolPosition
 from himalia.kernels.history import last_iopub
 from himalia.kernels.kernel import Kernel
 from himalia.kernels.model import HostListener
@@ -70,13 +69,13 @@ def encode_abandoned(kernel_id: str, request: RequestState, reason: str) -> Draf
     return request_closed_draft(kernel_id, closed)
 
 
-async def find_position(log: Log, topic: str) -> Bookmark:
+async def find_position(log: Log, topic: str) -> SpoolPosition:
     """Find where to resume reading a kernel's spool: after the last of its messages that is in the topic."""
     last = await last_iopub(log, topic)
     if last is None:
-        return Bookmark()
+        return SpoolPosition()
     seq = seq_of(last)
-    return Bookmark(wanted=to_message(last).msg_id) if seq is None else Bookmark(seq)
+    return SpoolPosition(resume_after_id=to_message(last).msg_id) if seq is None else SpoolPosition(seq)
 
 
 async def has_ended(log: Log, topic: str) -> bool:
@@ -159,7 +158,7 @@ async def resume_kernel(kernel: Kernel, process: KernelProcess) -> None:
         position = await find_position(kernel.log, kernel.topic)
         requests = await open_requests(kernel.log, kernel.topic)
     except TopicNotFound:
-        position, requests = Bookmark(), []
+        position, requests = SpoolPosition(), []
     requests = await _mark_sent(process, requests)
     await kernel.resume(process.connection, position, requests)
     logger.info("attached to kernel %s again, %d requests open", kernel.id, len(requests))
@@ -224,7 +223,7 @@ class Leftovers:
         await self._close(kernel_id, reason, exit_)
         return True
 
-    async def _find_position(self, directory: Path) -> Bookmark | None:
+    async def _find_position(self, directory: Path) -> SpoolPosition | None:
         """Find where to resume reading; None if there is neither a topic nor a message to store in one."""
         topic = KERNEL_TOPIC_PREFIX + directory.name
         try:
@@ -236,10 +235,10 @@ class Leftovers:
             await self._manager.create_topic(topic, owner=await asyncio.to_thread(read_owner, directory))
         except TopicExists:
             pass
-        return Bookmark()
+        return SpoolPosition()
 
     async def _append(
-        self, directory: Path, connection: ConnectionInfo, position: Bookmark, exit_: KernelExit | None
+        self, directory: Path, connection: ConnectionInfo, position: SpoolPosition, exit_: KernelExit | None
     ) -> None:
         """Append the spool's messages after the position to the topic; returns when they are committed."""
         kernel_id = directory.name
@@ -251,7 +250,7 @@ class Leftovers:
         )
         broker = IopubBroker()
         broker.add_global_subscriber(topic_writer)
-        intake = Intake(
+        consumer = SpoolConsumer(
             broker,
             Wire(
                 connection.key.encode(),
@@ -261,12 +260,10 @@ class Leftovers:
             ),
             directory,
             position,
-            is_blocked=lambda: topic_writer.is_full,
-            on_faults=partial(_report_too_large, topic_writer, limit),
-            on_gap=lambda count: topic_writer.offer_draft(gap_draft(kernel_id, count, SPOOL_WAS_FULL)),
+            _LeftoverListener(topic_writer, limit),
         )
         try:
-            await _read_to_end(intake)
+            await _read_to_end(consumer)
             if exit_ is not None and exit_.lost:
                 topic_writer.append(gap_draft(kernel_id, exit_.lost, DISK_WAS_FULL))
             await topic_writer.close()
@@ -275,7 +272,7 @@ class Leftovers:
             topic_writer.cancel()
             raise
         finally:
-            intake.close()
+            consumer.close()
 
     async def _close(self, kernel_id: str, reason: str, exit_: KernelExit | None) -> None:
         """Close the open requests of a kernel that is gone, and write its end, unless the topic has that already."""
@@ -294,13 +291,13 @@ class Leftovers:
         self._listener.leftover_closed(kernel_id, reason)
 
 
-async def _read_to_end(intake: Intake) -> None:
+async def _read_to_end(consumer: SpoolConsumer) -> None:
     finished = threading.Event()
-    await _in_thread(lambda: intake.finish(finished.set))
+    await _in_thread(lambda: consumer.finish(finished.set))
     while not finished.is_set():
-        if not await _in_thread(intake.read):
+        if not await _in_thread(consumer.read):
             await asyncio.sleep(LOOK_AGAIN_S)
-    intake.check()
+    consumer.check()
 
 
 async def _in_thread(work: Callable[[], T]) -> T:
@@ -313,10 +310,26 @@ async def _in_thread(work: Callable[[], T]) -> T:
         raise
 
 
-def _report_too_large(topic_writer: TopicWriter, limit: int, faults: Sequence[Fault]) -> None:
-    for fault in faults:
-        if fault.kind is FaultKind.TOO_LARGE:
-            topic_writer.offer_draft(too_large_draft(topic_writer.kernel_id, fault, limit))
+class _LeftoverListener:
+    """Writes to the topic what is missing in a spool that is left over, or too large."""
+
+    def __init__(self, topic_writer: TopicWriter, limit: int) -> None:
+        self._topic_writer = topic_writer
+        self._limit = limit
+
+    @property
+    def is_blocked(self) -> bool:
+        return self._topic_writer.is_full
+
+    def on_faults(self, faults: Sequence[Fault]) -> None:
+        writer = self._topic_writer
+        for fault in faults:
+            if fault.kind is FaultKind.TOO_LARGE:
+                writer.offer_draft(too_large_draft(writer.kernel_id, fault, self._limit))
+
+    def on_spool_gap(self, count: int | None) -> None:
+        writer = self._topic_writer
+        writer.offer_draft(gap_draft(writer.kernel_id, count, SPOOL_WAS_FULL))
 
 
 def _death_reason(exit_: KernelExit | None) -> str:
