@@ -1,1 +1,1 @@
-"""Measures Himalia beside its peers, all on this machine and in one run. See README.md."""
+"""Compare Himalia with other servers on this machine, in one run. See README.md."""

@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: every measurement, or some, as Markdown on standard output."""
+"""`python -m benchmarks`: run all or some measurements and print Markdown."""
 
 import json
 import resource
@@ -37,9 +37,9 @@ from benchmarks import (
     table,
 )
 from benchmarks.bench import Bench
-from benchmarks.effort import FULL, QUICK
 from benchmarks.generator import Generator
-from benchmarks.patience import Patience
+from benchmarks.quiet_machine import QuietMachine
+from benchmarks.scale import FULL, QUICK
 from benchmarks.section import Section
 
 MEASUREMENTS: dict[str, Callable[[Bench], Iterable[Section]]] = {
@@ -60,7 +60,7 @@ MEASUREMENTS: dict[str, Callable[[Bench], Iterable[Section]]] = {
     "churn": measure_churn.measure,
 }
 USUAL = [name for name in MEASUREMENTS if name != "churn"]
-"""All but the one that takes ten minutes."""
+"""All measurements but the one that takes ten minutes."""
 PEERS = ("himalia", "redis", "nats", "seed", "null")
 
 
@@ -68,44 +68,40 @@ def main(
     only: Annotated[str, typer.Option(help="Measurements to run.")] = ",".join(USUAL),
     peers: Annotated[str, typer.Option(help="Servers to run them on.")] = ",".join(PEERS),
     quick: Annotated[bool, typer.Option("--quick", help="One short round of each.")] = False,
-    rounds: Annotated[
-        int | None, typer.Option(min=1, max=20, help="How often each server has its turn.")
-    ] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, max=20, help="Number of rounds per server.")] = None,
     minutes: Annotated[float | None, typer.Option(min=0.2, max=600, help="How long `churn` runs.")] = None,
     patience: Annotated[
-        float, typer.Option(min=0, max=3600, help="Seconds, in all, for repeating disturbed runs.")
+        float, typer.Option(min=0, max=3600, help="Seconds in total for repeating disturbed runs.")
     ] = 30,
     server_python: Annotated[
         Path,
-        typer.Option(
-            help="Python whose himalia `abuses` and `churn` start, such as that of another checkout."
-        ),
+        typer.Option(help="Python of the server for `abuses` and `churn`, such as that of another checkout."),
     ] = Path(sys.executable),
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write every run here.")] = None,
 ) -> None:
-    """Measure Himalia beside its peers, on this machine, in one run."""
+    """Compare Himalia with other servers on this machine, in one run."""
     chosen = _words(only, MEASUREMENTS, "measurement")
     peer_keys = _words(peers, PEERS, "server")
     signal.signal(signal.SIGTERM, _exit_orderly)
     _allow_many_descriptors()
     try:
-        generator = Generator(build.compiled().loadgen)
-    except build.CannotBuild as reason:
+        generator = Generator(build.compile_binaries().loadgen)
+    except build.BuildError as reason:
         print(reason, file=sys.stderr)
         raise typer.Exit(2) from None
     with _scratch() as directory, _progress() as progress:
         task = progress.add_task("starting", total=None)
-        effort = QUICK if quick else FULL
+        scale = QUICK if quick else FULL
         if rounds is not None:
-            effort = replace(effort, rounds=rounds, abuse_rounds=rounds)
+            scale = replace(scale, rounds=rounds, abuse_rounds=rounds)
         if minutes is not None:
-            effort = replace(effort, churn_minutes=minutes)
+            scale = replace(scale, churn_minutes=minutes)
         bench = Bench(
             generator,
-            effort,
+            scale,
             frozenset(peer_keys),
             directory,
-            Patience(patience),
+            QuietMachine(patience),
             progress,
             task,
             server_python,
@@ -133,7 +129,7 @@ def _words(text: str, known: Collection[str], kind: str) -> list[str]:
 
 
 def _exit_orderly(signal_number: int, _: FrameType | None) -> None:
-    """TimeSlices SIGTERM into an exception, so that every child process and directory is cleared away."""
+    """Raise an exception on SIGTERM, so that every child process and directory is removed."""
     raise SystemExit(128 + signal_number)
 
 
@@ -144,7 +140,7 @@ def _allow_many_descriptors() -> None:
 
 @contextmanager
 def _scratch() -> Iterator[Path]:
-    """Beside the sources and not in /tmp, which is often in memory: a durable log must be on a disk."""
+    """Create a directory next to the sources: /tmp is often in memory, but a durable log must be on a disk."""
     build.BUILD.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=build.BUILD, prefix="run-") as directory:
         yield Path(directory)

@@ -1,4 +1,4 @@
-"""The named abuses: what one client can try in order to keep the server from answering the others."""
+"""The named abuses, by which one client tries to block the server for others."""
 
 import json
 import os
@@ -16,12 +16,12 @@ from benchmarks.hostile_client import (
     body_of,
     command,
     connected,
-    drained,
     expect,
     frame,
+    ignore_refusal,
     post,
+    read_to_end,
     request,
-    tolerantly,
     websocket,
 )
 from benchmarks.local_server import TABLE, TOPIC
@@ -34,7 +34,7 @@ GREEDY = "length(repeat('x', 1000000000)) > 1"
 
 @dataclass(frozen=True)
 class Assault:
-    """What an abuse is given: where, how much (1 is all of it), and how long it lasts if it has no end of its own."""
+    """Parameters of an abuse: port, scale (1 is the whole), and duration if it does not end by itself."""
 
     port: int
     scale: float
@@ -48,7 +48,7 @@ Step = Callable[[Assault], None]
 
 
 def _nothing(assault: Assault) -> None:
-    """What is there already is enough."""
+    """Do nothing."""
 
 
 @dataclass(frozen=True)
@@ -71,12 +71,12 @@ def _count(assault: Assault) -> None:
 
 
 def _frames(data: Callable[[Assault], bytes]) -> Step:
-    """Send frames on one WebSocket, read the answers to all of them, and leave."""
+    """Send frames on one WebSocket, read all responses, and disconnect."""
 
     def run(assault: Assault) -> None:
         with websocket(assault.port) as made:
-            reading = drained(made)
-            tolerantly(lambda: made.sendall(data(assault) + frame(b"", 0x88)))
+            reading = read_to_end(made)
+            ignore_refusal(lambda: made.sendall(data(assault) + frame(b"", 0x88)))
             reading.join()
 
     return run
@@ -87,7 +87,7 @@ def _fragments(assault: Assault) -> bytes:
 
 
 def _subscribe_to_all(assault: Assault) -> None:
-    """Every subscription is acknowledged before the connection ends, and leaving them is part of the abuse."""
+    """Wait for every ack before closing: ending the subscriptions is part of the abuse."""
     count = len(assault.times(100))
     with websocket(assault.port) as made:
         asked = [command(type="subscribe", topic=">", client_id=f"c{number}") for number in range(count)]
@@ -104,7 +104,7 @@ def _create_topics(assault: Assault) -> None:
 
 
 def _filter(payload_bytes: int) -> Step:
-    """A filter whose cost grows with the square of the payload, and two messages for it."""
+    """Subscribe with a filter whose cost grows with the square of the payload, and publish two messages."""
 
     def run(assault: Assault) -> None:
         payload = {"tags": ["x" * 4] * (payload_bytes // 8), "wanted": "y"}
@@ -112,7 +112,7 @@ def _filter(payload_bytes: int) -> Step:
         with websocket(assault.port) as made:
             made.sendall(command(type="subscribe", topic=TOPIC, client_id="f", filter=text))
             expect(made, ACKNOWLEDGED)
-            drained(made)
+            read_to_end(made)
             post(assault.port, MESSAGES, json.dumps([{"payload": payload}] * 2).encode())
             time.sleep(assault.seconds)
 
@@ -134,8 +134,8 @@ def _stalled(path: str, accept: str) -> Step:
         with ExitStack() as readers:
             for _ in assault.times(40):
                 made = readers.enter_context(connected(assault.port, receive_bytes=4096))
-                tolerantly(partial(made.sendall, request("GET", path, Accept=accept)))
-                # The head of the answer, and nothing more from then on.
+                ignore_refusal(partial(made.sendall, request("GET", path, Accept=accept)))
+                # Read the head of the response and nothing after it.
                 expect(made, b" 200 ", b" 503 ", within_s=0.001)
             time.sleep(assault.seconds)
 
@@ -143,7 +143,7 @@ def _stalled(path: str, accept: str) -> Step:
 
 
 def _bodies(token: str | None) -> Step:
-    """Bodies that never end; the server may refuse some of them, or cut them."""
+    """Send bodies that never end; the server may refuse some of them, or close their connections."""
     head = request("POST", "/topics", token=token, Content_Type="application/json", Content_Length="1000000")
 
     def run(assault: Assault) -> None:
@@ -157,12 +157,12 @@ def _bodies(token: str | None) -> Step:
 
 
 def _wrong_keys(assault: Assault) -> None:
-    """All requests at once, on few connections; the answers are not waited for one by one."""
+    """Send all requests at once, pipelined on few connections."""
     with ExitStack() as senders:
         for number in assault.times(100):
             made = senders.enter_context(connected(assault.port))
             asked = [request("GET", "/topics", token=f"wrong-key-{number}-{key:06}") for key in range(20)]
-            tolerantly(partial(made.sendall, b"".join(asked)))
+            ignore_refusal(partial(made.sendall, b"".join(asked)))
         time.sleep(assault.seconds)
 
 
@@ -181,27 +181,27 @@ def _queries(assault: Assault) -> None:
 
 
 def _check_table(assault: Assault) -> None:
-    """A query that is like the others and soon answered."""
+    """Run a query of the same kind that ends soon."""
     with connected(assault.port) as made:
         made.sendall(request("GET", f"/tables/{TABLE}?where={quote(ENDLESS)}%20and%20false"))
         expect(made, b" 200 ")
 
 
 def _many_headers(assault: Assault) -> None:
-    """Heads of 60 KB of the shortest headers that there are, each answered, again and again."""
+    """Send heads of 60 KB of the shortest possible headers repeatedly, and read the responses."""
     head = b"GET /topics HTTP/1.1\r\nHost: 127.0.0.1\r\n" + b"a:\r\n" * 15_000 + b"\r\n"
     ends_at = time.monotonic() + assault.seconds
     while time.monotonic() < ends_at:
         with ExitStack() as senders:
             made = [senders.enter_context(connected(assault.port)) for _ in assault.times(250)]
             for each in made:
-                tolerantly(partial(each.sendall, head))
+                ignore_refusal(partial(each.sendall, head))
             for each in made:
                 expect(each, b" 401 ", b" 431 ")
 
 
 def _costly_filters(assault: Assault) -> None:
-    """Filters of regular expressions that take long to compile, by ten connections."""
+    """Subscribe on ten connections with regular expressions that take long to compile."""
     one = r'"".matches("(?i)[\u0100-\U0010ffff]")'
     text = "||".join([one] * 40)
     with ExitStack() as senders:
@@ -211,14 +211,14 @@ def _costly_filters(assault: Assault) -> None:
             asked = [
                 command(type="subscribe", topic=TOPIC, client_id="f", filter=filter) for filter in filters
             ]
-            tolerantly(partial(each.sendall, b"".join(asked)))
+            ignore_refusal(partial(each.sendall, b"".join(asked)))
         for each in made:
             expect(each, b'"BAD_FILTER"', ACKNOWLEDGED)
         time.sleep(assault.seconds)
 
 
 def _failing_filters(assault: Assault) -> None:
-    """Five filters that fail on every record, when all of it has been decoded."""
+    """Subscribe with five filters that fail on every record after decoding all of it."""
     payload = json.dumps({"items": [{"n": n} for n in range(400)]})
     with ExitStack() as viewers:
         for number in range(5):
@@ -226,46 +226,46 @@ def _failing_filters(assault: Assault) -> None:
             text = f"message.payload.items.exists(i, i.name == 'item {number}')"
             made.sendall(command(type="subscribe", topic=TOPIC, client_id=f"f{number}", filter=text))
             expect(made, ACKNOWLEDGED)
-            drained(made)
+            read_to_end(made)
         one = f'{{"payload":{payload}}}'.encode()
         for _ in assault.times(60):
             post(assault.port, MESSAGES, b"[" + b",".join([one] * 20) + b"]")
 
 
 def _wrong_fields(assault: Assault) -> None:
-    """Small calls with bodies of 1 MB, in which every field is wrong."""
+    """Send bodies of 1 MB with invalid fields to calls that take a few fields."""
     fields = ",".join(f'"f{number}":1' for number in range(90_000))
     asked = body_of("/topics", f'{{"name":"x","retention":{{{fields}}}}}'.encode())
     _at_the_same_time(assault.port, asked, len(assault.times(20)), b" 413 ", b" 422 ")
 
 
 def _lists(assault: Assault) -> None:
-    """Lists of very many small messages, all at the same time."""
+    """Publish lists of very many small messages at the same time."""
     asked = body_of(MESSAGES, b"[" + b",".join([b'{"payload":1}'] * len(assault.times(60_000))) + b"]")
     _at_the_same_time(assault.port, asked, len(assault.times(16)), b" 200 ", b" 503 ")
 
 
 def _unfinished_lists(assault: Assault) -> None:
-    """Lists of as many tiny messages as a list may have, whose last byte does not come."""
+    """Send lists of the maximum number of tiny messages without their last byte."""
     text = b",".join([b'{"payload":1}'] * len(assault.times(1_000_000)))
     asked = body_of(MESSAGES, b"[" + text + b"]")[:-1]
     with ExitStack() as senders:
         made = [senders.enter_context(connected(assault.port)) for _ in range(3)]
-        sending = [Thread(target=partial(tolerantly, partial(each.sendall, asked))) for each in made]
+        sending = [Thread(target=partial(ignore_refusal, partial(each.sendall, asked))) for each in made]
         for thread in sending:
             thread.start()
         for thread in sending:
             thread.join()
         time.sleep(assault.seconds)
         for each in made:
-            # Those that were taken wait for their end.
+            # The accepted ones wait for the rest of their body.
             expect(each, b" 408 ", b" 503 ", within_s=0.01)
 
 
 def _at_the_same_time(port: int, asked: bytes, count: int, *wanted: bytes) -> None:
     with ExitStack() as senders:
         made = [senders.enter_context(connected(port)) for _ in range(count)]
-        sending = [Thread(target=partial(tolerantly, partial(each.sendall, asked))) for each in made]
+        sending = [Thread(target=partial(ignore_refusal, partial(each.sendall, asked))) for each in made]
         for thread in sending:
             thread.start()
         for each in made:
@@ -284,17 +284,17 @@ def _create_many_topics(assault: Assault) -> None:
 
 def _connections(assault: Assault) -> None:
     for _ in assault.times(2000):
-        tolerantly(lambda: websocket(assault.port).close())
+        ignore_refusal(lambda: websocket(assault.port).close())
 
 
 def _long_headers(assault: Assault) -> None:
     for _ in assault.times(50):
         with connected(assault.port) as made:
-            tolerantly(partial(made.sendall, request("GET", "/health", X="x" * 60_000) * 20))
+            ignore_refusal(partial(made.sendall, request("GET", "/health", X="x" * 60_000) * 20))
 
 
 def _slow_heads(assault: Assault) -> None:
-    """Many connections, each of which sends its head byte by byte."""
+    """Open many connections that send their heads byte by byte."""
     head = request("GET", "/health", token=None, X="x" * 10_000)
     ends_at = time.monotonic() + assault.seconds
     with ExitStack() as senders:
@@ -304,7 +304,7 @@ def _slow_heads(assault: Assault) -> None:
                 made.append(senders.enter_context(connected(assault.port)))
         for byte in head:
             for each in made:
-                tolerantly(partial(each.sendall, bytes([byte])))
+                ignore_refusal(partial(each.sendall, bytes([byte])))
             if time.monotonic() >= ends_at:
                 return
 
@@ -346,7 +346,7 @@ ABUSES = (
 
 
 def main() -> None:
-    """In a process of its own, so that the abuser and the one who waits do not share an interpreter."""
+    """Run an abuse in its own process, so that it shares no interpreter with the waiting client."""
     name, port, scale, seconds = json.loads(input())
     abuse = next(abuse for abuse in ABUSES if abuse.name == name)
     assault = Assault(port, scale, seconds)
@@ -355,7 +355,7 @@ def main() -> None:
     input()
     abuse.run(assault)
     print("done", flush=True)
-    os._exit(0)  # not waiting for threads that read
+    os._exit(0)  # without waiting for reader threads
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What every measurement is given: generator, effort, chosen peers, and a place to start servers in."""
+"""The context of a measurement: generator, scale, selected peers, and a directory for servers."""
 
 import tempfile
 import time
@@ -9,32 +9,32 @@ from pathlib import Path
 
 from rich.progress import Progress, TaskID
 
-from benchmarks.effort import Effort
 from benchmarks.generator import Endpoint, Generator, Load, Outcome
-from benchmarks.patience import Patience
 from benchmarks.peers.peer import Peer
+from benchmarks.quiet_machine import QuietMachine
+from benchmarks.scale import Scale
 
 
 @dataclass(frozen=True)
 class Bench:
     generator: Generator
-    effort: Effort
+    scale: Scale
     peer_keys: frozenset[str]
     directory: Path
-    patience: Patience
+    quiet_machine: QuietMachine
     progress: Progress
     task: TaskID
     server_python: Path
 
-    def chosen(self, peers: Sequence[Peer]) -> list[Peer]:
+    def select_peers(self, peers: Sequence[Peer]) -> list[Peer]:
         return [peer for peer in peers if peer.key in self.peer_keys]
 
     def expect(self, runs: int, title: str) -> None:
-        """Announces how many runs a measurement consists of."""
+        """Set the number of runs of a measurement."""
         self.progress.reset(self.task, total=runs, description=title)
 
-    def say(self, what: str) -> None:
-        """What is measured now: beside the bar, or a line where there is no terminal to draw one in."""
+    def report(self, what: str) -> None:
+        """Show the current step, on the progress bar or, without a terminal, as a line."""
         self.progress.update(self.task, description=what)
         if not self.progress.console.is_terminal:
             self.progress.console.print(f"{time.strftime('%H:%M:%S')} {what}", highlight=False)
@@ -43,8 +43,8 @@ class Bench:
         self.progress.advance(self.task)
 
     @contextmanager
-    def started(self, peer: Peer) -> Iterator[Endpoint]:
-        """A fresh server in an empty directory on this disk; both are gone afterwards."""
+    def start_server(self, peer: Peer) -> Iterator[Endpoint]:
+        """Start a server in an empty directory on this disk; remove both at the end of the block."""
         with (
             tempfile.TemporaryDirectory(dir=self.directory) as directory,
             peer.start(Path(directory)) as endpoint,
@@ -52,10 +52,10 @@ class Bench:
             yield endpoint
 
     def run(self, peer: Peer, load: Load) -> Outcome:
-        """One run against a fresh server, in a quiet moment if there is one."""
+        """Run once against a fresh server, repeated if the run is disturbed."""
 
         def run() -> Outcome:
-            with self.started(peer) as endpoint:
+            with self.start_server(peer) as endpoint:
                 return self.generator.run(load, endpoint)
 
-        return self.patience.undisturbed(run)
+        return self.quiet_machine.run_undisturbed(run)

@@ -1,4 +1,4 @@
-"""Compiles the load generator and the null broker when their sources have changed."""
+"""Compile the load generator and the null broker if their sources have changed."""
 
 import hashlib
 import shutil
@@ -12,7 +12,7 @@ BUILD = HERE / ".build"
 FLAGS = ["-std=c17", "-D_GNU_SOURCE", "-O2", "-Wall", "-Wextra"]
 
 
-class CannotBuild(Exception):
+class BuildError(Exception):
     """The load generator cannot be compiled here."""
 
 
@@ -22,8 +22,8 @@ class Binaries:
     null_broker: Path
 
 
-def compiled() -> Binaries:
-    """The binaries of the present sources, compiled if that was not done before."""
+def compile_binaries() -> Binaries:
+    """Return the binaries of the current sources, compiled if necessary."""
     directory = BUILD / _digest()
     binaries = Binaries(directory / "loadgen", directory / "null_broker")
     if not (binaries.loadgen.exists() and binaries.null_broker.exists()):
@@ -44,11 +44,11 @@ def _digest() -> str:
 def _compile(sources: list[Path], target: Path) -> None:
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
-        raise CannotBuild("The benchmarks need a C compiler (gcc or cc), and there is none on the PATH.")
-    # Under another name first, so that an interrupted compilation is never taken for a finished one.
+        raise BuildError("The benchmarks need a C compiler (gcc or cc), and there is none on the PATH.")
+    # Under a temporary name first, so that an interrupted compilation is not mistaken for a complete one.
     unfinished = target.with_suffix(".unfinished")
     command = [compiler, *FLAGS, "-o", str(unfinished), *map(str, sources)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     if done.returncode != 0:
-        raise CannotBuild(f"The load generator does not compile:\n{done.stderr}")
+        raise BuildError(f"The load generator does not compile:\n{done.stderr}")
     unfinished.rename(target)

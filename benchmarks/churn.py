@@ -1,4 +1,4 @@
-"""Clients that come and go, each kind in a thread of its own, until they are stopped."""
+"""Clients that come and go, one thread per kind, until stopped."""
 
 import json
 import threading
@@ -19,7 +19,7 @@ FORMS = ("application/json", "application/x-ndjson", "application/vnd.apache.arr
 
 
 class Churn:
-    """Uses one server in every way that leaves something behind to be cleared away; counts what was done."""
+    """Clients that use one server in every way that needs cleaning up; counts the operations."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -59,7 +59,7 @@ class Churn:
                 self.failed[f"{step.__name__.lstrip('_')}: {error or type(error).__name__}"] += 1
 
     def _subscribe(self, number: int) -> None:
-        """A socket with subscriptions of every kind, which leaves without unsubscribing."""
+        """Connect, subscribe in every way, and disconnect without unsubscribing."""
         with websocket(self._port) as made:
             patterns = (TOPIC, "churn.>", ">", "churn.*", TOPIC)
             for each in range(SUBSCRIPTIONS):
@@ -113,7 +113,7 @@ class Churn:
         self.done["reads"] += 3
 
     def _publish_list(self, number: int) -> None:
-        """Large, and seldom."""
+        """Publish a large list, rarely."""
         self._ask("POST", f"/topics/{TOPIC}/messages", [{"payload": "x" * 1000}] * 500)
         self.done["lists of 500"] += 1
         self._ended.wait(2.0)

@@ -1,4 +1,4 @@
-"""Runs the load generator against one server, and reads what it reports."""
+"""Run the load generator against one server and parse its report."""
 
 import json
 import subprocess
@@ -16,7 +16,7 @@ QUIET_PERCENT = 15.0
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a started server listens, and how it is spoken to."""
+    """The address and protocol of a running server."""
 
     dialect: str
     port: int
@@ -26,7 +26,7 @@ class Endpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """What the generator is to do; see loadgen/options.h."""
+    """Options of the generator; see loadgen/options.h."""
 
     mode: str
     subscribers: int = 0
@@ -51,7 +51,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One run. Counts are exact; rates and percentages are of the timed part only, after the warm-up."""
+    """The result of a run. Counts are exact; rates and percentages cover only the timed part, after the warm-up."""
 
     published: int = 0
     acked: int = 0
@@ -80,15 +80,15 @@ class Outcome:
 
     @property
     def disturbed(self) -> bool:
-        """Something else on the machine was at work meanwhile."""
+        """Whether other programs used the machine during the run."""
         return self.others_cpu_percent > QUIET_PERCENT
 
     @property
     def lost_percent(self) -> float:
         return 100 * self.lost / (self.lost + self.delivered) if self.lost else 0.0
 
-    def inexact(self) -> str | None:
-        """Why this run's counts are not exact, if they are not."""
+    def count_error(self) -> str | None:
+        """Return why this run's counts are not exact, or None."""
         if self.acked != self.published:
             return f"{self.published - self.acked} of {self.published} publishes were not acknowledged"
         if self.lost or self.duplicated:
@@ -97,7 +97,7 @@ class Outcome:
 
 
 class Session:
-    """A generator that works in phases: it reports each one, then waits to be told to go on."""
+    """A generator that works in phases: it reports each one, then waits for a command to continue."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -105,7 +105,7 @@ class Session:
         self._output: IO[str] = _present(process.stdout)
 
     def phase(self, name: str) -> Outcome:
-        """Waits for the end of this phase. The generator's own deadline bounds the wait."""
+        """Wait for the end of this phase; the generator's own deadline limits the wait."""
         line = self._output.readline()
         if not line:
             raise PeerFailed(f"the load generator ended with status {self._process.wait()}")

@@ -14,7 +14,7 @@ TIMEOUT_S = 60.0
 
 
 class UnexpectedAnswer(Exception):
-    """An abuse was answered in a way that makes it another one."""
+    """The server's response turns the abuse into another one."""
 
 
 def connected(port: int, *, receive_bytes: int = 0) -> socket.socket:
@@ -35,21 +35,21 @@ def request(method: str, path: str, *, token: str | None = TOKEN, **headers: str
 
 
 def body_of(path: str, body: bytes) -> bytes:
-    """The request that posts this JSON."""
+    """Return a request that posts this JSON."""
     return request("POST", path, Content_Type="application/json", Content_Length=str(len(body))) + body
 
 
 def post(port: int, path: str, body: bytes) -> None:
-    """Send a JSON body, and wait for the beginning of the answer, which has to be that it was taken."""
+    """Send a JSON body, and wait for the beginning of a successful response."""
     with connected(port) as made:
-        tolerantly(lambda: made.sendall(body_of(path, body)))
+        ignore_refusal(lambda: made.sendall(body_of(path, body)))
         expect(made, b" 200 ", b" 201 ")
 
 
 def expect(made: socket.socket, *wanted: bytes, within_s: float = TIMEOUT_S) -> None:
-    """Read an answer: it has to begin with a line that has one of these, or an abuse did something else than it says.
+    """Read a response, whose first line must contain one of these; otherwise the abuse does not do what its name says.
 
-    No answer at all, or the end of the connection, is the server's way to defend itself.
+    No response, or a closed connection, is accepted as the server's defence.
     """
     made.settimeout(within_s)
     with suppress(OSError):
@@ -76,7 +76,7 @@ def websocket(port: int) -> socket.socket:
 
 
 def frame(payload: bytes, first: int = 0x81) -> bytes:
-    """A frame masked with zeros."""
+    """Return a frame masked with zeros."""
     size = len(payload)
     head = struct.pack("!BB", first, 0x80 | size) if size < 126 else struct.pack("!BBH", first, 0xFE, size)
     return head + bytes(4) + payload
@@ -86,8 +86,8 @@ def command(**fields: object) -> bytes:
     return frame(json.dumps(fields).encode())
 
 
-def drained(made: socket.socket) -> threading.Thread:
-    """Read and discard what comes, until the end."""
+def read_to_end(made: socket.socket) -> threading.Thread:
+    """Read and discard data until the connection ends."""
 
     def read() -> None:
         with suppress(OSError):
@@ -99,7 +99,7 @@ def drained(made: socket.socket) -> threading.Thread:
     return thread
 
 
-def tolerantly(work: Callable[[], object]) -> None:
-    """Do something that the server may refuse by ending the connection."""
+def ignore_refusal(work: Callable[[], object]) -> None:
+    """Do work that the server may refuse by closing the connection."""
     with suppress(OSError):
         work()

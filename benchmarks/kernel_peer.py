@@ -1,4 +1,4 @@
-"""A Himalia server with one kernel, spoken to over REST, for measurements on kernels."""
+"""A Himalia server with one kernel, used over REST, for measurements on kernels."""
 
 import http.client
 import json
@@ -18,7 +18,7 @@ IDLE_MAX_S = 3.0
 
 
 class KernelServer:
-    """One kernel behind one connection, which is made anew after a while of silence."""
+    """One kernel and one connection, which is opened again after a silence."""
 
     def __init__(self, port: int, pid: int) -> None:
         self.port = port

@@ -1,4 +1,4 @@
-"""Kernel traffic by the million: what a server writes to the topics of some kernels, several of them at a time.
+"""Generate kernel traffic: the records that a server writes to the topics of several kernels at a time.
 
 The same number, kernels and seed always give the same messages. They have the shape of those that ``himalia.kernels``
 writes for ipykernel: a request is queued, sent, busy, echoed, prints, shows, fails or not, replies, is idle and closed.
@@ -26,7 +26,7 @@ CHUNK = 50_000
 
 
 class Message(NamedTuple):
-    """A record to be. ``ts_us`` is when it would have come; a real log has its own time."""
+    """A record to write. ``ts_us`` is its time of arrival; a real log assigns its own."""
 
     ts_us: int
     topic: str
@@ -39,14 +39,14 @@ class Message(NamedTuple):
 
 
 def traffic(count: int, *, kernels: int = 8, seed: int = 1) -> Iterator[Message]:
-    """So many messages, in the order of their time; the last requests may be cut off."""
-    # No two messages may be of one time, or their order would depend on what they say.
+    """Yield this many messages in order of time; the last requests may be incomplete."""
+    # No two messages may have the same time, or their order would depend on their content.
     sources = [_Kernel(number, kernels, seed).messages() for number in range(kernels)]
     return islice(merge(*sources), count)
 
 
 def drafts_by_topic(messages: Iterable[Message]) -> dict[str, list[Draft]]:
-    """The same for a log, which is given them topic by topic."""
+    """Group messages by topic, as drafts for a log."""
     found: dict[str, list[Draft]] = {}
     for message in messages:
         found.setdefault(message.topic, []).append(message.draft())
@@ -104,7 +104,7 @@ TRACEBACK = json.dumps(
 
 
 class _Kernel:
-    """One kernel, and all that is written to its topic."""
+    """One kernel and the records of its topic."""
 
     def __init__(self, number: int, step_us: int, seed: int) -> None:
         self._random = Random(seed * 1_000_003 + number)
@@ -118,7 +118,7 @@ class _Kernel:
         self._numbered = 0
 
     def messages(self) -> Iterator[Message]:
-        """Without end."""
+        """Yield messages without end."""
         yield self._event("started", "", '"name":"python3","pid":4711')
         yield from self._info()
         while True:
@@ -131,10 +131,10 @@ class _Kernel:
                 yield from self._request()
             self._pass_time(self._random.expovariate(1 / 400_000))
 
-    # Stories
+    # Courses of requests
 
     def _info(self) -> Iterator[Message]:
-        """Himalia asks what the kernel is; nobody registers that, so these two are orphans."""
+        """Himalia's kernel_info request, which is not registered, so these two are orphans."""
         parent = self._uuid()
         yield self._status(parent, "busy")
         yield self._status(parent, "idle")
@@ -292,7 +292,7 @@ class _Kernel:
         }
 
     def _pass_time(self, us: float) -> int:
-        """Later by about so much; each kernel has its own microseconds."""
+        """Advance the time by about this much; each kernel has its own microseconds."""
         self._us += (int(us) // self._step_us + 1) * self._step_us
         return self._us
 

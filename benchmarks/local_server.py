@@ -1,4 +1,4 @@
-"""A Himalia of any checkout, with a token, a topic and a table, for what hostile and restless clients do to it."""
+"""A server of any checkout, with a token, a topic and a table, for `abuses` and `churn`."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,9 +25,9 @@ class LocalServer:
 
 @contextmanager
 def local_server(python: Path, directory: Path) -> Iterator[LocalServer]:
-    """The server whose packages this Python has, on an empty log below ``directory``."""
+    """Run the server installed for this Python on an empty log below ``directory``."""
     port = free_port()
-    # With ``ts``, by which the server sorts: without it every query would be refused at once.
+    # With ``ts``, the server's sort column: without it every query would be refused at once.
     ts = pa.array([0], pa.timestamp("us", "UTC"))
     write_deltalake(directory / "warehouse" / TABLE, pa.table({"topic": [TOPIC], "offset": [0], "ts": ts}))
     command = [str(python), "-m", "himalia.cli", "serve", "--host", "127.0.0.1", "--port", str(port)]

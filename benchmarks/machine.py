@@ -1,4 +1,4 @@
-"""What the figures were measured on: a figure without it means nothing."""
+"""Describe the machine of a measurement."""
 
 import os
 import platform
@@ -41,7 +41,7 @@ def describe(directory: Path) -> Machine:
 
 
 def sync_ms(directory: Path) -> float:
-    """What this disk asks for one durable write of 4 KiB: the floor of every durable figure."""
+    """Measure a durable write of 4 KiB on this disk: the lower bound of every durable figure."""
     path = directory / "sync-probe"
     took = []
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)

@@ -21,7 +21,7 @@ from benchmarks.bench import Bench
 from benchmarks.generator import QUIET_PERCENT
 from benchmarks.hostile_client import TOKEN
 from benchmarks.local_server import local_server
-from benchmarks.patience import OthersCpu
+from benchmarks.quiet_machine import OthersCpu
 from benchmarks.section import Section, Target
 from benchmarks.server_process import PeerFailed, waited_for_core_s
 
@@ -36,7 +36,7 @@ AFTERWARDS_S = 1.0
 
 @dataclass
 class Probe:
-    """Asks ``/health`` again and again, and notes how long each answer took."""
+    """A client that requests ``/health`` repeatedly and records the response times."""
 
     port: int
     server_pid: int
@@ -79,7 +79,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class Waits:
-    """What others saw of one run of an abuse."""
+    """Response times of the other client during an abuse."""
 
     longest_ms: float
     longest_served_ms: float
@@ -95,7 +95,7 @@ class Waits:
 
 
 def measure(bench: Bench) -> list[Section]:
-    rounds = bench.effort.abuse_rounds
+    rounds = bench.scale.abuse_rounds
     section = Section(
         key="abuses",
         title="Wait for `/health` while one client abuses the server",
@@ -114,9 +114,9 @@ def measure(bench: Bench) -> list[Section]:
     runs: dict[str, list[Waits]] = {abuse.name: [] for abuse in ABUSES}
     for number in range(rounds):
         for abuse in ABUSES:
-            bench.say(f"abuses: {abuse.name}, round {number + 1} of {rounds}")
+            bench.report(f"abuses: {abuse.name}, round {number + 1} of {rounds}")
             try:
-                runs[abuse.name].append(bench.patience.undisturbed(partial(_run, bench, abuse)))
+                runs[abuse.name].append(bench.quiet_machine.run_undisturbed(partial(_run, bench, abuse)))
             except PeerFailed as failure:
                 section.failures.append(f"{abuse.name}: {failure}")
             bench.advance()
@@ -142,7 +142,7 @@ def _run(bench: Bench, abuse: Abuse) -> Waits:
 
 
 class Abuser:
-    """A process that has prepared an abuse and waits to be told to begin."""
+    """A process that has prepared an abuse and waits for the command to begin."""
 
     def __init__(self, process: subprocess.Popen[str], input: IO[str], output: IO[str]) -> None:
         self._process = process
@@ -155,7 +155,7 @@ class Abuser:
             raise PeerFailed("the abuser could not prepare it")
 
     def run(self) -> None:
-        """Begin, and wait until it is done or has taken too long."""
+        """Start the abuse, and wait until it ends or takes too long."""
         self._say("")
         try:
             status = self._process.wait(ABUSE_MAX_S)
@@ -176,7 +176,7 @@ def _abuser(bench: Bench, abuse: Abuse, port: int) -> Iterator[Abuser]:
         assert process.stdin is not None and process.stdout is not None
         abuser = Abuser(process, process.stdin, process.stdout)
         try:
-            abuser.prepare(abuse, port, bench.effort.abuse, bench.effort.abuse_seconds)
+            abuser.prepare(abuse, port, bench.scale.abuse, bench.scale.abuse_seconds)
             yield abuser
         finally:
             process.kill()

@@ -1,4 +1,4 @@
-"""Whether the server's memory stays flat while clients come and go."""
+"""Measure whether the server's memory stays flat while clients come and go."""
 
 import tempfile
 import time
@@ -27,14 +27,14 @@ class Sample:
 
 
 def measure(bench: Bench) -> list[Section]:
-    minutes = bench.effort.churn_minutes
+    minutes = bench.scale.churn_minutes
     section = Section(
         key="churn",
         title=f"Memory over {minutes:g} minutes of clients that come and go",
         columns=("minute", "memory, MB", "open descriptors", ""),
     )
     bench.expect(1, "churn")
-    bench.say(f"churn: {minutes:g} minutes")
+    bench.report(f"churn: {minutes:g} minutes")
     try:
         with (
             tempfile.TemporaryDirectory(dir=bench.directory) as directory,
@@ -59,7 +59,7 @@ def sample(server: LocalServer, began: float) -> Sample:
 
 
 def run(server: LocalServer, churn: Churn, seconds: float) -> list[Sample]:
-    """Let clients come and go for so long, and look at the server every few seconds."""
+    """Let clients come and go for the given time, and sample the server every few seconds."""
     samples = []
     began = time.monotonic()
     with churn.running():
@@ -70,7 +70,7 @@ def run(server: LocalServer, churn: Churn, seconds: float) -> list[Sample]:
 
 
 def slope_per_min(samples: Sequence[Sample]) -> float:
-    """MB a minute, by least squares."""
+    """Return the growth in MB per minute, by least squares."""
     minutes, memory = [each.seconds / 60 for each in samples], [each.memory_mb for each in samples]
     middle, average = mean(minutes), mean(memory)
     spread = sum((minute - middle) ** 2 for minute in minutes)

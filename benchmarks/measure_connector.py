@@ -1,7 +1,7 @@
-"""Reading a whole log into Spark: through the connector, and from Parquet files that hold the same rows.
+"""Measure reads of a whole log into Spark: by the connector, and from Parquet files with the same rows.
 
-Both read all columns of all rows and hand them to Spark's sink that does nothing. The connector's figure is that of
-everything together: the server that reads its log, Spark's Python workers and Spark itself share the machine's cores.
+Both read all columns of all rows into Spark's noop sink. The connector's figure includes
+the server that reads its log, Spark's Python workers and Spark itself, which share the machine's cores.
 """
 
 import asyncio
@@ -22,8 +22,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks.bench import Bench
 from benchmarks.generator import Endpoint, Outcome
-from benchmarks.patience import TICKS_PER_S, busy_ticks
 from benchmarks.peers.himalia import HIMALIA
+from benchmarks.quiet_machine import TICKS_PER_S, busy_ticks
 from benchmarks.section import Results, Section, Target, median_of, spread
 from himalia.log import open_log
 from himalia.log.api import Batch
@@ -41,7 +41,7 @@ Read = Callable[[], DataFrame]
 
 
 def measure(bench: Bench) -> list[Section]:
-    count = bench.effort.connector_records
+    count = bench.scale.connector_records
     section = Section(
         key="connector",
         title=f"Spark reads {count:,} records of kernels, on two cores",
@@ -54,10 +54,10 @@ def measure(bench: Bench) -> list[Section]:
             "Spark and its workers",
         ),
     )
-    bench.expect(2 * (bench.effort.rounds + WARM_UPS), "connector: filling a log")
+    bench.expect(2 * (bench.scale.rounds + WARM_UPS), "connector: filling a log")
     with (
         tempfile.TemporaryDirectory(dir=bench.directory) as scratch,
-        _served(Path(scratch), count) as endpoint,
+        _serve(Path(scratch), count) as endpoint,
         _session(Path(scratch)) as spark,
     ):
         files = str(Path(scratch) / "rows")
@@ -69,7 +69,7 @@ def measure(bench: Bench) -> list[Section]:
         }
         ways[CONNECTOR]().write.parquet(files)
         for name, read in ways.items():
-            if inexact := _inexact(read(), count):
+            if inexact := _row_error(read(), count):
                 section.failures.append(f"{name}: {inexact}")
         results = _rounds(bench, ways, endpoint, count)
     _fill(section, results)
@@ -78,25 +78,25 @@ def measure(bench: Bench) -> list[Section]:
 
 def _rounds(bench: Bench, ways: dict[str, Read], endpoint: Endpoint, count: int) -> Results:
     results: Results = {name: [] for name in ways}
-    for number in range(bench.effort.rounds + WARM_UPS):
+    for number in range(bench.scale.rounds + WARM_UPS):
         for name, read in ways.items():
             if number < WARM_UPS:
-                bench.say(f"connector: {name}, before the clock starts")
+                bench.report(f"connector: {name}, before the clock starts")
                 _run(read, endpoint, count)
             else:
-                bench.say(f"connector: {name}, round {number - WARM_UPS + 1} of {bench.effort.rounds}")
+                bench.report(f"connector: {name}, round {number - WARM_UPS + 1} of {bench.scale.rounds}")
                 run = partial(_run, read, endpoint, count)
-                results[name].append(bench.patience.undisturbed(run))
+                results[name].append(bench.quiet_machine.run_undisturbed(run))
             bench.advance()
     return results
 
 
 def _run(read: Read, endpoint: Endpoint, count: int) -> Outcome:
-    server, ours, everybody = _server_s(endpoint), _our_s(), busy_ticks() / TICKS_PER_S
+    server, ours, everybody = _server_s(endpoint), _own_cpu_s(), busy_ticks() / TICKS_PER_S
     began = time.perf_counter()
     read().write.format("noop").mode("overwrite").save()
     seconds = time.perf_counter() - began
-    server, ours = _server_s(endpoint) - server, _our_s() - ours
+    server, ours = _server_s(endpoint) - server, _own_cpu_s() - ours
     others = busy_ticks() / TICKS_PER_S - everybody - ours
     return Outcome(
         delivered=count,
@@ -108,8 +108,8 @@ def _run(read: Read, endpoint: Endpoint, count: int) -> Outcome:
     )
 
 
-def _inexact(rows: DataFrame, count: int) -> str | None:
-    """Why these are not the rows that were written, if they are not."""
+def _row_error(rows: DataFrame, count: int) -> str | None:
+    """Return how these rows differ from those written, or None."""
     found = rows.selectExpr("count(*) AS rows", "count(DISTINCT id) AS ids", "sum(offset) AS offsets").first()
     assert found is not None
     each = count // TOPICS
@@ -143,16 +143,16 @@ def _fill(section: Section, results: Results) -> None:
 
 
 def _server_s(endpoint: Endpoint) -> float:
-    return _spent(endpoint.pid)[1]
+    return _parent_and_cpu_s(endpoint.pid)[1]
 
 
-def _our_s() -> float:
-    """CPU of this process and all that it started: Spark, its workers, the server."""
+def _own_cpu_s() -> float:
+    """Return the CPU time of this process and its descendants: Spark, its workers, the server."""
     processes = {}
     for path in Path("/proc").glob("[0-9]*"):
-        # One that ends meanwhile is counted by its parent.
+        # A process that has just ended is counted by its parent.
         with suppress(OSError):
-            processes[int(path.name)] = _spent(int(path.name))
+            processes[int(path.name)] = _parent_and_cpu_s(int(path.name))
     return sum(seconds for pid, (_, seconds) in processes.items() if _is_ours(pid, processes))
 
 
@@ -164,15 +164,15 @@ def _is_ours(pid: int, processes: dict[int, tuple[int, float]]) -> bool:
     return False
 
 
-def _spent(pid: int) -> tuple[int, float]:
-    """A process's parent, and the CPU that it and its children that ended have used."""
+def _parent_and_cpu_s(pid: int) -> tuple[int, float]:
+    """Return a process's parent, and the CPU time of it and its ended children."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return int(fields[1]), sum(map(int, fields[11:15])) / TICKS_PER_S
 
 
 @contextmanager
-def _served(directory: Path, count: int) -> Iterator[Endpoint]:
-    """A server on a log that holds the records."""
+def _serve(directory: Path, count: int) -> Iterator[Endpoint]:
+    """Run a server on a log with the records."""
     asyncio.run(_write_log(directory / "log.db", count))
     with HIMALIA.start(directory) as endpoint:
         yield endpoint
@@ -202,7 +202,7 @@ async def _write_log(path: Path, count: int) -> None:
 
 
 def _drafts(chance: Random, kernel_id: str, count: int) -> Iterator[Draft]:
-    """What a kernel says: for each request busy, the code, some lines of output, idle."""
+    """Return a kernel's records: for each request busy, the code, some lines of output, idle."""
     session = _uuid(chance)
     types = ["status", "execute_input", *["stream"] * (MESSAGES_PER_REQUEST - 3), "status"]
     channels = {"status": "status", "execute_input": "execution", "stream": "stream"}

@@ -1,8 +1,8 @@
-"""Correlating kernel messages with their requests: the pipeline's fold beside ``transformWithStateInPandas``.
+"""Compare the pipeline's fold with ``transformWithStateInPandas`` at correlating kernel messages with requests.
 
-Both read the same Parquet file of traffic, decode it by the same expressions, and hand a row of ``executions`` for each
-request that closed to whoever adds them up: how many, and a hash of the columns that both make of every row, in which
-they have to agree. Spark's start and a first run of each, in which the JVM compiles, are not counted.
+Both read the same Parquet file of traffic, decode it with the same expressions, and produce a row of ``executions`` for
+each closed request. Their number and a hash over the common columns of every row must be equal. Spark's start and a
+first run of each, in which the JVM compiles, are not counted.
 """
 
 import shutil
@@ -32,7 +32,7 @@ ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvi
 
 @dataclass(frozen=True)
 class Rows:
-    """What rows come to: how many requests closed, and a hash of all columns, whatever their order."""
+    """A summary of rows: the number of closed requests, and a hash of all columns that ignores the order of rows."""
 
     closed: int
     digest: int
@@ -43,13 +43,13 @@ Run = Callable[[SparkSession, Path, Path], Rows]
 
 
 def measure(bench: Bench) -> list[Section]:
-    sizes = bench.effort.correlation_messages
+    sizes = bench.scale.correlation_messages
     section = Section(
         key="correlation",
         title="Correlating kernel messages with their requests, on two cores",
         columns=("messages", "by", "messages/s, median", "least – most", "s", "requests closed"),
     )
-    bench.expect(len(WAYS) * (len(sizes) * bench.effort.rounds + 1), "correlation")
+    bench.expect(len(WAYS) * (len(sizes) * bench.scale.rounds + 1), "correlation")
     with TemporaryDirectory(dir=bench.directory) as directory, spark(Path(directory)) as session:
         session.conf.set("spark.sql.streaming.stateStore.providerClass", ROCKSDB)
         cores = session.sparkContext.defaultParallelism
@@ -61,11 +61,11 @@ def measure(bench: Bench) -> list[Section]:
         for size in sizes:
             source = _written(Path(directory), size)
             if size == sizes[0]:
-                bench.say("correlation: before the clock starts")
+                bench.report("correlation: before the clock starts")
                 _round(bench, session, source, scratch)
             rounds = []
-            for number in range(1, bench.effort.rounds + 1):
-                bench.say(f"correlation: {size:,} messages, round {number} of {bench.effort.rounds}")
+            for number in range(1, bench.scale.rounds + 1):
+                bench.report(f"correlation: {size:,} messages, round {number} of {bench.scale.rounds}")
                 rounds.append(_round(bench, session, source, scratch))
             _fill(section, size, rounds)
     return [section]
@@ -73,14 +73,14 @@ def measure(bench: Bench) -> list[Section]:
 
 @dataclass(frozen=True)
 class Taken:
-    """What one way took for one pass, and what came of it."""
+    """Duration and result of one pass."""
 
     seconds: float
     rows: Rows
 
 
 def _round(bench: Bench, session: SparkSession, source: Path, scratch: Path) -> dict[str, Taken]:
-    """Each way once, one after the other."""
+    """Run each implementation once."""
     taken = {}
     for name, run in WAYS.items():
         started_s = time.perf_counter()
@@ -159,7 +159,7 @@ def _stateful(session: SparkSession, source: Path, scratch: Path) -> Rows:
 
 
 def _rows(executions: DataFrame) -> Rows:
-    # As JSON with its nulls: the hash of columns passes over those that are null.
+    # As JSON with nulls, because the hash of columns skips nulls.
     text = f"to_json(struct({', '.join(COLUMNS)}), map('ignoreNullFields', 'false'))"
     [row] = executions.selectExpr("count(*)", f"coalesce(bit_xor(xxhash64({text})), 0)").collect()
     return Rows(*row)

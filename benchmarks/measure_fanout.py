@@ -1,14 +1,14 @@
-"""Fan-out: one publisher with 64 publishes in flight, and every subscriber gets every message."""
+"""Measure fan-out: one publisher with 64 publishes in flight; every subscriber gets every message."""
 
 from benchmarks.bench import Bench
 from benchmarks.generator import Load
-from benchmarks.interleaved import run_rounds
 from benchmarks.peers.himalia import HIMALIA
 from benchmarks.peers.nats import NATS, NATS_BARE
 from benchmarks.peers.null import NULL
 from benchmarks.peers.peer import Peer
 from benchmarks.peers.redis import REDIS, REDIS_BARE
 from benchmarks.peers.seed import SEED
+from benchmarks.rounds import run_rounds
 from benchmarks.section import Results, Section, Target, median_of, spread
 
 PEERS = (HIMALIA, REDIS, NATS, SEED, NULL)
@@ -21,8 +21,8 @@ IN_FLIGHT = 64
 
 
 def measure(bench: Bench) -> list[Section]:
-    peers = bench.chosen(PEERS + BARE if bench.effort.fanout_bare else PEERS)
-    bench.expect(len(WANTED) * bench.effort.rounds * len(peers), "fanout")
+    peers = bench.select_peers(PEERS + BARE if bench.scale.fanout_bare else PEERS)
+    bench.expect(len(WANTED) * bench.scale.rounds * len(peers), "fanout")
     return [_measure(bench, peers, subscribers) for subscribers in WANTED]
 
 
@@ -49,8 +49,8 @@ def _measure(bench: Bench, peers: list[Peer], subscribers: int) -> Section:
             subscribers=subscribers,
             in_flight=IN_FLIGHT,
             message_bytes=peer.message_bytes,
-            seconds=bench.effort.seconds,
-            warm_s=bench.effort.warm_s,
+            seconds=bench.scale.seconds,
+            warm_s=bench.scale.warm_s,
         )
 
     results = run_rounds(bench, section, peers, load_for)

@@ -1,10 +1,10 @@
-"""A flood of prints: how long until a reader has all of it.
+"""Measure how long a reader takes to receive a flood of prints.
 
-jupyter_client's blocking client reads the kernel's socket. Himalia's reader is a WebSocket subscriber, and everything
-it gets was stored durably before. Both must end up with every line, in order.
+jupyter_client's blocking client reads the kernel's socket. Himalia's reader is a WebSocket subscriber, which
+receives durably stored records. Both must receive every line, in order.
 
-The speed of a machine drifts, within a minute by more than what is looked for. So each has its kernel ready, and they
-take turns with slices of the flood: a slice is compared with the one beside it.
+The speed of a machine drifts within a minute by more than the difference to be measured. So each reader has its own
+kernel, and they alternate in slices of the flood; adjacent slices are compared.
 """
 
 import json
@@ -36,16 +36,16 @@ Read = Callable[[str], tuple[float, str]]
 
 
 def measure(bench: Bench) -> list[Section]:
-    slices = max(bench.effort.flood_lines // SLICE_LINES, 1)
+    slices = max(bench.scale.flood_lines // SLICE_LINES, 1)
     section = Section(
         key="flood",
         title=f"A kernel prints {SLICE_LINES:,} lines, each flushed: until a reader has them all, in turns",
         columns=("reader", "s, median", "least – most", "lines/s", "lost"),
     )
-    bench.expect(bench.effort.rounds * slices, "flood")
+    bench.expect(bench.scale.rounds * slices, "flood")
     seconds: dict[str, list[float]] = {JUPYTER: [], HIMALIA: []}
-    for round_number in range(1, bench.effort.rounds + 1):
-        bench.say(f"flood: round {round_number} of {bench.effort.rounds}")
+    for round_number in range(1, bench.scale.rounds + 1):
+        bench.report(f"flood: round {round_number} of {bench.scale.rounds}")
         try:
             with TemporaryDirectory(dir=bench.directory) as directory, ExitStack() as stack:
                 ways = {
@@ -65,7 +65,7 @@ def _take_turns(
     for name in ways:
         _flood(name, ways[name], WARM_UP_LINES)
     for number in range(slices):
-        # Whoever comes first in one pair comes second in the next.
+        # The order alternates from pair to pair.
         names = list(ways) if number % 2 == 0 else list(reversed(ways))
         try:
             pair = {name: _flood(name, ways[name], SLICE_LINES) for name in names}
@@ -140,24 +140,24 @@ def _himalia(directory: Path) -> Iterator[Read]:
 
 
 def _read_himalia(server: KernelServer, socket: ClientConnection, code: str) -> tuple[float, str]:
-    # The other's slice may have taken so long that the server has closed a connection which was kept.
+    # During the other reader's slice the server may have closed the idle connection.
     with closing(HTTPConnection("127.0.0.1", server.port, timeout=TIMEOUT_S)) as connection:
         connection.connect()
         started = time.perf_counter()
         request = _execute(connection, server.kernel_id, code)
     parts: list[bytes] = []
-    # Looked for as text, to be sure that the reader is not what is measured; checked below.
+    # Searched as text, so that decoding is not part of the measurement; verified below.
     while not parts or not (b'"idle"' in parts[-1] and request in parts[-1]):
         parts.append(socket.recv(TIMEOUT_S, decode=False))
     seconds = time.perf_counter() - started
-    # Its close belongs to nobody's slice.
+    # The close is not part of any slice.
     while not (b'"request_closed"' in parts[-1] and request in parts[-1]):
         parts.append(socket.recv(TIMEOUT_S, decode=False))
     return seconds, _text(parts, request.decode())
 
 
 def _execute(connection: HTTPConnection, kernel_id: str, code: str) -> bytes:
-    """Ask for it to be run; its id."""
+    """Execute the code and return the request's id."""
     body = json.dumps({"code": code, "wait": False}).encode()
     path = f"/api/kernels/{kernel_id}/execute"
     connection.request("POST", path, body, {"Content-Type": "application/json"})

@@ -1,6 +1,6 @@
-"""Whether a publish gets dearer as the server fills: with many topics, and with a long history.
+"""Measure whether the cost of a publish grows with the number of topics and records.
 
-The servers that are compared run side by side, and publish runs on them alternate.
+The compared servers run at the same time, with alternating publish runs.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ MESSAGE_BYTES = 200
 
 @dataclass(frozen=True)
 class Filling:
-    """What a server holds before the publishes are timed."""
+    """The content of a server before the measurement."""
 
     name: str
     topics: int = 1
@@ -30,8 +30,8 @@ class Filling:
 
 
 def measure(bench: Bench) -> list[Section]:
-    records = bench.effort.growth_records
-    fillings = [Filling(f"topics: {topics:,}", topics=topics) for topics in bench.effort.growth_topics]
+    records = bench.scale.growth_records
+    fillings = [Filling(f"topics: {topics:,}", topics=topics) for topics in bench.scale.growth_topics]
     fillings.append(Filling(f"records: {records:,}", records=records))
     section = Section(
         key="growth",
@@ -44,9 +44,9 @@ def measure(bench: Bench) -> list[Section]:
             "against the first row",
         ),
     )
-    if not bench.chosen([HIMALIA]):
+    if not bench.select_peers([HIMALIA]):
         return []
-    bench.expect(len(fillings) * (1 + bench.effort.rounds), "growth")
+    bench.expect(len(fillings) * (1 + bench.scale.rounds), "growth")
     try:
         with _filled(bench, fillings) as endpoints:
             grouped, one_by_one = _rounds(bench, endpoints)
@@ -62,8 +62,8 @@ def _filled(bench: Bench, fillings: list[Filling]) -> Iterator[dict[str, Endpoin
     with ExitStack() as servers:
         endpoints = {}
         for filling in fillings:
-            bench.say(f"growth: filling {filling.name}")
-            endpoint = servers.enter_context(bench.started(HIMALIA))
+            bench.report(f"growth: filling {filling.name}")
+            endpoint = servers.enter_context(bench.start_server(HIMALIA))
             rest.create_topics(endpoint.port, [f"other-{number}" for number in range(1, filling.topics)])
             rest.fill_topic(endpoint.port, TOPIC, filling.records, PAYLOAD_CHARS)
             endpoints[filling.name] = endpoint
@@ -74,9 +74,9 @@ def _filled(bench: Bench, fillings: list[Filling]) -> Iterator[dict[str, Endpoin
 def _rounds(bench: Bench, endpoints: dict[str, Endpoint]) -> tuple[Results, Results]:
     grouped: Results = {name: [] for name in endpoints}
     one_by_one: Results = {name: [] for name in endpoints}
-    for round_number in range(1, bench.effort.rounds + 1):
+    for round_number in range(1, bench.scale.rounds + 1):
         for name, endpoint in endpoints.items():
-            bench.say(f"growth: {name}, round {round_number} of {bench.effort.rounds}")
+            bench.report(f"growth: {name}, round {round_number} of {bench.scale.rounds}")
             grouped[name].append(_publish(bench, endpoint, GROUPED))
             one_by_one[name].append(_publish(bench, endpoint, ONE_BY_ONE))
             bench.advance()
@@ -88,11 +88,11 @@ def _publish(bench: Bench, endpoint: Endpoint, in_flight: int) -> Outcome:
         mode="publish",
         in_flight=in_flight,
         message_bytes=MESSAGE_BYTES,
-        seconds=bench.effort.growth_seconds,
-        warm_s=bench.effort.warm_s,
+        seconds=bench.scale.growth_seconds,
+        warm_s=bench.scale.warm_s,
     )
-    outcome = bench.patience.undisturbed(lambda: bench.generator.run(load, endpoint))
-    if inexact := outcome.inexact():
+    outcome = bench.quiet_machine.run_undisturbed(lambda: bench.generator.run(load, endpoint))
+    if inexact := outcome.count_error():
         raise PeerFailed(inexact)
     return outcome
 

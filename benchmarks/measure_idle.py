@@ -1,4 +1,4 @@
-"""What a subscriber costs that only waits: growth of the server's memory, per subscriber."""
+"""Measure the server's memory per idle subscriber."""
 
 import resource
 import time
@@ -20,18 +20,18 @@ DESCRIPTORS_SPARE = 500
 
 
 def measure(bench: Bench) -> list[Section]:
-    subscribers = min(bench.effort.idle_subscribers, _descriptors() - DESCRIPTORS_SPARE)
+    subscribers = min(bench.scale.idle_subscribers, _descriptors() - DESCRIPTORS_SPARE)
     section = Section(
         key="idle",
         title=f"Memory of {subscribers:,} idle subscribers",
         columns=("server", "KiB per subscriber", "MiB before", "MiB after"),
     )
-    if subscribers < bench.effort.idle_subscribers:
+    if subscribers < bench.scale.idle_subscribers:
         section.notes.append("Fewer subscribers than planned: the limit of open files (`ulimit -n`) is low.")
-    peers = bench.chosen(PEERS)
+    peers = bench.select_peers(PEERS)
     bench.expect(len(peers), "idle")
     for peer in peers:
-        bench.say(f"idle: {peer.name}")
+        bench.report(f"idle: {peer.name}")
         try:
             before, after = _hold(bench, peer, subscribers)
         except PeerFailed as failure:
@@ -48,7 +48,7 @@ def _descriptors() -> int:
 
 def _hold(bench: Bench, peer: Peer, subscribers: int) -> tuple[int, int]:
     load = Load(mode="idle", subscribers=subscribers, publishers=0, deadline_s=120)
-    with bench.started(peer) as endpoint:
+    with bench.start_server(peer) as endpoint:
         before = memory_bytes(endpoint.pid)
         with bench.generator.session(load, endpoint) as session:
             session.phase("ready")

@@ -1,4 +1,4 @@
-"""Receiving a kernel's messages: bare ZeroMQ, jupyter_client's way, and Himalia's, on the same stream.
+"""Measure receiving a kernel's messages by bare ZeroMQ, jupyter_client and Himalia, on the same stream.
 
 The messages wait in the receiver's queue before the clock starts, so that only receiving is measured.
 """
@@ -27,18 +27,18 @@ BARE, JUPYTER, HIMALIA = "pyzmq, receive only", "jupyter_client Session", "Himal
 
 
 def measure(bench: Bench) -> list[Section]:
-    count = bench.effort.iopub_messages
+    count = bench.scale.iopub_messages
     section = Section(
         key="iopub",
         title=f"IOPub: {count:,} stream messages, received, verified and routed",
         columns=("receiver", "messages/s, median", "least – most", "µs each"),
     )
     ways = {BARE: _bare, JUPYTER: _jupyter, HIMALIA: _himalia}
-    bench.expect(bench.effort.rounds * len(ways), "iopub")
+    bench.expect(bench.scale.rounds * len(ways), "iopub")
     rates: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(bench.effort.rounds):
+    for _ in range(bench.scale.rounds):
         for name, receive in ways.items():
-            bench.say(f"iopub: {name}")
+            bench.report(f"iopub: {name}")
             rates[name].append(count / _time(receive, count))
             bench.advance()
     for name, measured in rates.items():
@@ -118,7 +118,7 @@ def _jupyter(context: "zmq.Context[zmq.Socket[bytes]]", port: int) -> Work:
 
 
 class _Counting:
-    """A request that only counts what it is given."""
+    """A request that only counts its messages."""
 
     def __init__(self) -> None:
         self.delivered = 0

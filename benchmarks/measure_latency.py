@@ -1,13 +1,13 @@
-"""Latency: 500 publishes a second, open loop, to 100 subscribers; from due time to each receipt."""
+"""Measure latency: 500 publishes a second, open loop, to 100 subscribers; from due time to each receipt."""
 
 from benchmarks.bench import Bench
 from benchmarks.generator import Load
-from benchmarks.interleaved import run_rounds
 from benchmarks.peers.himalia import HIMALIA
 from benchmarks.peers.nats import NATS
 from benchmarks.peers.peer import Peer
 from benchmarks.peers.redis import REDIS
 from benchmarks.peers.seed import SEED
+from benchmarks.rounds import run_rounds
 from benchmarks.section import Results, Section, Target, median_of
 
 PEERS = (HIMALIA, REDIS, NATS, SEED)
@@ -15,7 +15,7 @@ WANTED_AT_MOST = 2.0
 SUBSCRIBERS = 100
 RATE = 500
 
-# Open loop: this only bounds the generator's memory.
+# Open loop: this limit only bounds the generator's memory.
 IN_FLIGHT_MAX = 4096
 
 
@@ -25,8 +25,8 @@ def measure(bench: Bench) -> list[Section]:
         title=f"Latency at {RATE} publishes/s, open loop, to {SUBSCRIBERS} subscribers",
         columns=("server", "p50 ms", "p99 ms", "max ms", "server CPU %", "generator CPU %", "lost"),
     )
-    peers = bench.chosen(PEERS)
-    bench.expect(bench.effort.rounds * len(peers), "latency")
+    peers = bench.select_peers(PEERS)
+    bench.expect(bench.scale.rounds * len(peers), "latency")
 
     def load_for(peer: Peer) -> Load:
         return Load(
@@ -35,8 +35,8 @@ def measure(bench: Bench) -> list[Section]:
             rate=RATE,
             in_flight=IN_FLIGHT_MAX,
             message_bytes=peer.message_bytes,
-            seconds=bench.effort.seconds,
-            warm_s=bench.effort.warm_s,
+            seconds=bench.scale.seconds,
+            warm_s=bench.scale.warm_s,
         )
 
     results = run_rounds(bench, section, peers, load_for)

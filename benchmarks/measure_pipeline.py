@@ -1,7 +1,7 @@
-"""The whole pipeline: a log of kernel traffic into all tables, how soon an execution is there, and who notices.
+"""Measure the whole pipeline: throughput into all tables, delay until an execution is visible, effect on publishers.
 
-The server, Spark's workers and Spark itself share two cores. Spark's own start is not counted, and neither is the first
-run, in which the JVM compiles what it will need.
+The server, Spark's workers and Spark itself share two cores. Spark's start and the first run, in which the JVM
+compiles, are not counted.
 """
 
 import os
@@ -24,7 +24,7 @@ from deltalake import DeltaTable
 from benchmarks.bench import Bench
 from benchmarks.generator import Endpoint, Load, Outcome
 from benchmarks.kernel_peer import kernel_server
-from benchmarks.pipeline_peer import MASTER, Filled, served, spark, url
+from benchmarks.pipeline_peer import MASTER, Filled, serve, spark, url
 from benchmarks.section import Section, Target, median_of, spread
 from benchmarks.server_process import PeerFailed, running
 from himalia.spark.delta.staging import STAGING
@@ -45,9 +45,9 @@ SPARK_WITHIN_S = 120.0
 
 
 def measure(bench: Bench) -> Iterator[Section]:
-    sizes = bench.effort.pipeline_messages
+    sizes = bench.scale.pipeline_messages
     bench.expect(
-        len(sizes) * bench.effort.rounds + 1 + bench.effort.visible_samples + 3 * bench.effort.rounds,
+        len(sizes) * bench.scale.rounds + 1 + bench.scale.visible_samples + 3 * bench.scale.rounds,
         "pipeline",
     )
     with TemporaryDirectory(dir=bench.directory) as scratch, spark(Path(scratch)):
@@ -61,7 +61,7 @@ def measure(bench: Bench) -> Iterator[Section]:
 
 @dataclass
 class Runs:
-    """What was measured of one size of log."""
+    """The runs of one size of log."""
 
     filled: Filled
     rates: list[float] = field(default_factory=list)
@@ -92,20 +92,20 @@ def _throughput(bench: Bench, scratch: Path, sizes: tuple[int, ...]) -> Section:
     )
     found: dict[int, Runs] = {}
     for size in sizes:
-        bench.say(f"pipeline: filling a log with {size:,} messages")
+        bench.report(f"pipeline: filling a log with {size:,} messages")
         directory = scratch / str(size)
         directory.mkdir()
         found[size] = Runs(Filled(directory / "log.db", size))
-        with served(directory) as endpoint:
+        with serve(directory) as endpoint:
             if size == sizes[0]:
-                bench.say("pipeline: before the clock starts")
+                bench.report("pipeline: before the clock starts")
                 _run(endpoint, directory, [])
                 bench.advance()
-            for number in range(1, bench.effort.rounds + 1):
-                bench.say(f"pipeline: {size:,} messages, round {number} of {bench.effort.rounds}")
+            for number in range(1, bench.scale.rounds + 1):
+                bench.report(f"pipeline: {size:,} messages, round {number} of {bench.scale.rounds}")
                 told: list[Progress] = []
                 summary = _run(endpoint, directory, told)
-                if inexact := _inexact(directory / "warehouse", found[size].filled):
+                if inexact := _row_error(directory / "warehouse", found[size].filled):
                     section.failures.append(f"{size:,} messages: {inexact}")
                 found[size].note(summary, told)
                 bench.advance()
@@ -114,7 +114,7 @@ def _throughput(bench: Bench, scratch: Path, sizes: tuple[int, ...]) -> Section:
 
 
 def _run(endpoint: Endpoint, directory: Path, told: list[Progress]) -> Summary:
-    """One pass into a warehouse that is empty."""
+    """Run one pass into an empty warehouse."""
     shutil.rmtree(directory / "warehouse", ignore_errors=True)
     with Pipeline(
         url(endpoint),
@@ -126,12 +126,12 @@ def _run(endpoint: Endpoint, directory: Path, told: list[Progress]) -> Summary:
         return pipeline.run_once()
 
 
-def _inexact(warehouse: Path, filled: Filled) -> str | None:
-    """Why these are not the tables of that log, if they are not."""
+def _row_error(warehouse: Path, filled: Filled) -> str | None:
+    """Return how the tables differ from the log, or None."""
     rows = DeltaTable(warehouse / "messages").to_pyarrow_table(columns=["topic", "offset"])
     distinct = rows.group_by(["topic", "offset"]).aggregate([]).num_rows
     ends = rows.group_by("topic").aggregate([("offset", "max")])["offset_max"]
-    # The server adds a few: it closes what was left open, since the kernels are gone.
+    # The server adds a few: it closes open requests, since the kernels have ended.
     there = sum(end + 1 for end in ends.to_pylist())
     if there < filled.records or (rows.num_rows, distinct) != (there, there):
         return f"{rows.num_rows} rows, {distinct} distinct, of {there} records, {filled.records} of them messages"
@@ -183,11 +183,11 @@ def _visible(bench: Bench) -> Section:
     waits = []
     with TemporaryDirectory(dir=bench.directory) as scratch, kernel_server(Path(scratch)) as server:
         warehouse = Path(scratch) / "warehouse"
-        with _running(f"http://127.0.0.1:{server.port}", warehouse):
+        with _run_pipeline(f"http://127.0.0.1:{server.port}", warehouse):
             # The first ones wait for the JVM to warm up.
-            for number in range(-bench.effort.visible_warm_ups, bench.effort.visible_samples):
-                bench.say(f"pipeline: execution {max(number + 1, 0)} of {bench.effort.visible_samples}")
-                # So that it does not always end at the same moment of the cycle.
+            for number in range(-bench.scale.visible_warm_ups, bench.scale.visible_samples):
+                bench.report(f"pipeline: execution {max(number + 1, 0)} of {bench.scale.visible_samples}")
+                # Vary the moment within the cycle at which it ends.
                 time.sleep(random.uniform(0, EVERY_S))
                 request_id = server.execute("print('hello'); 6 * 7", wait=True)["request_id"]
                 waited_s = _until_visible(warehouse / "executions", request_id)
@@ -201,8 +201,8 @@ def _visible(bench: Bench) -> Section:
 
 
 @contextmanager
-def _running(server: str, warehouse: Path) -> Iterator[None]:
-    """A pipeline that looks for more every second, until the block ends."""
+def _run_pipeline(server: str, warehouse: Path) -> Iterator[None]:
+    """Run a pipeline with --every 1s until the block ends."""
     pipeline = Pipeline(server, "none", warehouse, PipelineOptions(master=MASTER, topics=["kernels.>"]))
     entered, failures = threading.Event(), list[BaseException]()
 
@@ -239,7 +239,7 @@ def _until_visible(table: Path, request_id: str) -> float:
     raise PeerFailed(f"an execution was not visible after {VISIBLE_WITHIN_S:.0f} s")
 
 
-# The broker meanwhile
+# The server during a pass
 
 
 def _neighbour(bench: Bench, directory: Path) -> Section:
@@ -255,22 +255,22 @@ def _neighbour(bench: Bench, directory: Path) -> Section:
         rate=NEIGHBOUR_RATE,
         in_flight=4096,
         message_bytes=152,
-        seconds=bench.effort.neighbour_seconds,
-        warm_s=bench.effort.warm_s,
+        seconds=bench.scale.neighbour_seconds,
+        warm_s=bench.scale.warm_s,
     )
-    with served(directory) as endpoint:
-        for number in range(1, bench.effort.rounds + 1):
-            bench.say(f"pipeline: its neighbour, round {number} of {bench.effort.rounds}")
+    with serve(directory) as endpoint:
+        for number in range(1, bench.scale.rounds + 1):
+            bench.report(f"pipeline: its neighbour, round {number} of {bench.scale.rounds}")
             found[ALONE].append(bench.generator.run(load, endpoint))
             bench.advance()
-            with _counting(os.cpu_count() or 1):
+            with _run_counters(os.cpu_count() or 1):
                 found[COUNTING].append(bench.generator.run(load, endpoint))
             bench.advance()
-            found[READING].append(_beside(bench, load, endpoint, directory))
+            found[READING].append(_measure_while(bench, load, endpoint, directory))
             bench.advance()
     for name, runs in found.items():
         section.rows.append([name, *_latencies(runs)])
-        section.failures += [f"{name}: {inexact}" for run in runs if (inexact := run.inexact())]
+        section.failures += [f"{name}: {inexact}" for run in runs if (inexact := run.count_error())]
     for percentile in ("p50_ms", "p99_ms"):
         ratio = median_of(found[READING], percentile) / median_of(found[ALONE], percentile)
         section.targets.append(
@@ -280,8 +280,8 @@ def _neighbour(bench: Bench, directory: Path) -> Section:
 
 
 @contextmanager
-def _counting(processes: int) -> Iterator[None]:
-    """Programs that only count, at the lowest priority: what busy cores alone do to latency on this machine."""
+def _run_counters(processes: int) -> Iterator[None]:
+    """Run programs that only count, at the lowest priority, to measure the effect of busy cores alone."""
     command = ["nice", "-n", "19", sys.executable, "-c", f"for _ in range({COUNT_MAX}): pass"]
     with ExitStack() as stack:
         for _ in range(processes):
@@ -290,8 +290,8 @@ def _counting(processes: int) -> Iterator[None]:
         yield
 
 
-def _beside(bench: Bench, load: Load, endpoint: Endpoint, directory: Path) -> Outcome:
-    """The load, from when the command begins to read the log until long before it has read it."""
+def _measure_while(bench: Bench, load: Load, endpoint: Endpoint, directory: Path) -> Outcome:
+    """Run the load while the pipeline reads the log."""
     warehouse = directory / "warehouse"
     shutil.rmtree(warehouse, ignore_errors=True)
     program = str(Path(sys.executable).with_name("himalia"))

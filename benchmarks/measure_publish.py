@@ -1,12 +1,12 @@
-"""Durable publishes: acknowledged only when they are on disk, 256 in flight, nobody subscribed."""
+"""Measure durable publishes: acknowledged only when on disk, 256 in flight, no subscribers."""
 
 from benchmarks.bench import Bench
 from benchmarks.generator import Load
-from benchmarks.interleaved import run_rounds
 from benchmarks.peers.himalia import HIMALIA
 from benchmarks.peers.nats import NATS_JETSTREAM
 from benchmarks.peers.peer import Peer
 from benchmarks.peers.redis import REDIS_STREAM
+from benchmarks.rounds import run_rounds
 from benchmarks.section import Results, Section, Target, median_of, spread
 
 PEERS = (HIMALIA, REDIS_STREAM, NATS_JETSTREAM)
@@ -16,8 +16,8 @@ MESSAGE_BYTES = 200
 
 
 def measure(bench: Bench) -> list[Section]:
-    connections = bench.effort.publish_connections
-    bench.expect(len(connections) * bench.effort.rounds * len(bench.chosen(PEERS)), "publish")
+    connections = bench.scale.publish_connections
+    bench.expect(len(connections) * bench.scale.rounds * len(bench.select_peers(PEERS)), "publish")
     return [_measure(bench, count) for count in connections]
 
 
@@ -43,11 +43,11 @@ def _measure(bench: Bench, connections: int) -> Section:
             publishers=connections,
             in_flight=IN_FLIGHT,
             message_bytes=MESSAGE_BYTES,
-            seconds=bench.effort.seconds,
-            warm_s=bench.effort.warm_s,
+            seconds=bench.scale.seconds,
+            warm_s=bench.scale.warm_s,
         )
 
-    results = run_rounds(bench, section, bench.chosen(PEERS), load_for)
+    results = run_rounds(bench, section, bench.select_peers(PEERS), load_for)
     _fill(section, results)
     return section
 

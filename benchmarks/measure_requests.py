@@ -1,4 +1,4 @@
-"""What the IOPub broker remembers: per active request, per orphan, and after very many requests."""
+"""Measure the memory of the IOPub broker: per active request, per orphan, and after very many requests."""
 
 import gc
 import tracemalloc
@@ -15,20 +15,20 @@ SEED_REQUEST_BYTES, SEED_ORPHAN_BYTES = "about 200", "500 – 2,000"
 
 
 def measure(bench: Bench) -> list[Section]:
-    rounds = bench.effort.broker_requests
+    rounds = bench.scale.broker_requests
     section = Section(
         key="requests",
         title="Memory of the IOPub broker",
         columns=("what", "Himalia, bytes", "design estimate, bytes"),
     )
     bench.expect(3, "requests")
-    per_request = _grown(_registered) / REQUESTS
+    per_request = _measure_growth(_registered) / REQUESTS
     bench.advance()
-    per_orphan = _grown(_orphaned) / ORPHANS
+    per_orphan = _measure_growth(_orphaned) / ORPHANS
     bench.advance()
     broker = IopubBroker()
     _pass_through(broker, rounds // 10)
-    growth = _grown(lambda: _pass_through(broker, rounds))
+    growth = _measure_growth(lambda: _pass_through(broker, rounds))
     bench.advance()
     section.rows = [
         ["an active request with its five channels and collector", f"{per_request:,.0f}", SEED_REQUEST_BYTES],
@@ -40,8 +40,8 @@ def measure(bench: Bench) -> list[Section]:
     return [section]
 
 
-def _grown(work: Callable[[], object]) -> float:
-    """Bytes more than before, while what the work returned is alive."""
+def _measure_growth(work: Callable[[], object]) -> float:
+    """Return the growth in bytes while the result of the work is alive."""
     gc.collect()
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()
@@ -70,7 +70,7 @@ def _orphaned() -> object:
 
 
 def _messages(parent_id: str, count: int) -> list[KernelMessage]:
-    """Messages as they come off the wire, so that they share what those share."""
+    """Return messages decoded from the wire, so that they share memory like real ones."""
     wire = Wire(b"bench")
     parent, _ = wire.encode("execute_request", {}, msg_id=parent_id)
     found = []

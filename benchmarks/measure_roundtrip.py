@@ -1,6 +1,6 @@
-"""One small execution: from asking to the whole answer.
+"""Measure the round trip of one small execution.
 
-Library against library, each in this process; and Himalia over REST, which is one process and one HTTP request more.
+The libraries run in this process; Himalia over REST adds a process and an HTTP request.
 """
 
 import asyncio
@@ -36,13 +36,13 @@ def measure(bench: Bench) -> list[Section]:
         columns=("client", "p50 ms", "p99 ms"),
     )
     ways = {JUPYTER: _jupyter, HIMALIA: _himalia, REST: _rest}
-    bench.expect(bench.effort.rounds * len(ways), "roundtrip")
+    bench.expect(bench.scale.rounds * len(ways), "roundtrip")
     seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(bench.effort.rounds):
+    for _ in range(bench.scale.rounds):
         for name, client in ways.items():
-            bench.say(f"roundtrip: {name}")
+            bench.report(f"roundtrip: {name}")
             with TemporaryDirectory(dir=bench.directory) as directory, client(Path(directory)) as execute:
-                seconds[name] += _times(execute, bench.effort.roundtrips)
+                seconds[name] += _times(execute, bench.scale.roundtrips)
             bench.advance()
     for name, measured in seconds.items():
         p99 = quantiles(measured, n=100)[98]

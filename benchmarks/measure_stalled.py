@@ -1,7 +1,7 @@
-"""What one subscriber that never reads costs the server, while the others must still get everything.
+"""Measure the cost of a subscriber that never reads, while the others must still receive every message.
 
 Each server is measured twice, with and without that subscriber; the difference is its cost. Servers keep
-their own default limits here, because what they do with such a subscriber is the question.
+their default limits, because these are measured.
 """
 
 import time
@@ -33,7 +33,7 @@ class Growth:
 
 
 def measure(bench: Bench) -> list[Section]:
-    messages = bench.effort.stalled_messages
+    messages = bench.scale.stalled_messages
     section = Section(
         key="stalled",
         title=f"One subscriber that never reads, {messages:,} messages of 1 KiB",
@@ -48,7 +48,7 @@ def measure(bench: Bench) -> list[Section]:
             "the others",
         ),
     )
-    peers = bench.chosen(PEERS)
+    peers = bench.select_peers(PEERS)
     bench.expect(2 * len(peers), "stalled")
     for peer in peers:
         try:
@@ -62,7 +62,7 @@ def measure(bench: Bench) -> list[Section]:
 
 
 def _run(bench: Bench, peer: Peer, messages: int, deaf: int) -> Growth:
-    bench.say(f"stalled: {peer.name}, {'with' if deaf else 'without'} one that never reads")
+    bench.report(f"stalled: {peer.name}, {'with' if deaf else 'without'} one that never reads")
     load = Load(
         mode="stalled",
         subscribers=LISTENING + deaf,
@@ -72,7 +72,7 @@ def _run(bench: Bench, peer: Peer, messages: int, deaf: int) -> Growth:
         message_bytes=MESSAGE_BYTES,
         deadline_s=90,
     )
-    with bench.started(peer) as endpoint, bench.generator.session(load, endpoint) as session:
+    with bench.start_server(peer) as endpoint, bench.generator.session(load, endpoint) as session:
         session.phase("ready")
         before = memory_bytes(endpoint.pid)
         session.go_on()
@@ -86,7 +86,7 @@ def _run(bench: Bench, peer: Peer, messages: int, deaf: int) -> Growth:
 
 
 def _add(section: Section, peer: Peer, without: Growth, stalled: Growth) -> None:
-    inexact = stalled.run.inexact() or without.run.inexact()
+    inexact = stalled.run.count_error() or without.run.count_error()
     if inexact:
         section.failures.append(f"{peer.name}: {inexact}")
     after = stalled.aftermath

@@ -1,4 +1,4 @@
-"""Logs of kernel traffic with a server on them, and a Spark, for measurements on the pipeline."""
+"""Logs of kernel traffic, their server, and a Spark session, for measurements on the pipeline."""
 
 import asyncio
 import os
@@ -23,7 +23,7 @@ QUEUED = b'"event":"request_queued"'
 
 
 class PastTime:
-    """The clocks of another machine, some time ago."""
+    """A clock in the past."""
 
     def __init__(self, now_us: int) -> None:
         self.now_us = now_us
@@ -39,7 +39,7 @@ class PastTime:
 
 
 class Filled:
-    """A log that was filled: how many records and requests of Himalia's own it has."""
+    """A filled log, with its number of records and requests."""
 
     def __init__(self, path: Path, records: int) -> None:
         self.records = records
@@ -54,7 +54,7 @@ class Filled:
         messages = traffic(self.records)
         known: set[str] = set()
         while chunk := list(islice(messages, CHUNK)):
-            # The traffic's own pace: what may come late, and so the state, depends on it.
+            # At the traffic's own pace, because late messages, and so the state, depend on it.
             clock.now_us = began_us + chunk[-1].ts_us - START_US
             for topic, drafts in drafts_by_topic(chunk).items():
                 if topic not in known:
@@ -66,8 +66,8 @@ class Filled:
 
 
 @contextmanager
-def served(directory: Path) -> Iterator[Endpoint]:
-    """A server on the log in this directory, found by nobody else."""
+def serve(directory: Path) -> Iterator[Endpoint]:
+    """Run a server on the log in this directory, which other programs cannot discover."""
     os.environ["HIMALIA_RUNTIME_DIR"] = str(directory / "runtime")
     with HIMALIA.start(directory) as endpoint:
         yield endpoint

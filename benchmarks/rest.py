@@ -23,14 +23,14 @@ def is_healthy(port: int) -> bool:
 
 
 def create_topic(port: int, name: str, *, token: str | None = None) -> None:
-    """Creates it unless it is there: a log may be served a second time."""
+    """Create a topic unless it exists: a log may be served a second time."""
     with closing(HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)) as connection:
         body = json.dumps({"name": name}).encode()
         _post(connection, "/topics", "application/json", body, token=token, also=(409,))
 
 
 def create_topics(port: int, names: Sequence[str], *, token: str | None = None) -> None:
-    """Creates many, from several connections at once so that the server can group its commits."""
+    """Create many topics, on several connections at once so that the server can group its commits."""
     shares = [names[first::CALLERS] for first in range(CALLERS)]
     with ThreadPoolExecutor(CALLERS) as callers:
         for done in [callers.submit(_create_topics, port, share, token) for share in shares]:
@@ -44,7 +44,7 @@ def _create_topics(port: int, names: Sequence[str], token: str | None) -> None:
 
 
 def fill_topic(port: int, name: str, records: int, payload_chars: int) -> None:
-    """Appends this many records by NDJSON, a bounded number per call."""
+    """Append this many records by NDJSON, a bounded number per call."""
     with closing(HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)) as connection:
         for body in _bodies(records, payload_chars):
             _post(connection, f"/topics/{name}/messages", "application/x-ndjson", body)

@@ -1,4 +1,4 @@
-"""The result of one measurement: a table, what it says of the targets, and what went wrong."""
+"""The result of one measurement: a table, its targets, and its failures."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ Results = dict[str, list[Outcome]]
 
 @dataclass(frozen=True)
 class Target:
-    """A ratio that is hoped for. Missing it is shown and is no failure."""
+    """A target ratio. Missing it is shown and is not a failure."""
 
     text: str
     measured: float
@@ -40,9 +40,9 @@ class Section:
     undecided: bool = False
 
     def comparable(self, results: Results) -> Results:
-        """The undisturbed runs if every server has some, else all of them, and the section says so.
+        """Return the undisturbed runs if every server has some, else all runs, with a note in the section.
 
-        One server's quiet runs are never set against another's disturbed ones.
+        One server's quiet runs are never compared with another's disturbed ones.
         """
         runs = [run for runs in results.values() for run in runs]
         disturbed = [run.others_cpu_percent for run in runs if run.disturbed]

@@ -1,4 +1,4 @@
-"""A server under test as a child process: started, waited for, measured, and ended by its own pid."""
+"""Run a server under test as a child process, measure it, and end it by its pid."""
 
 import socket
 import subprocess
@@ -13,7 +13,7 @@ LOG_TAIL_CHARS = 300
 
 
 class PeerFailed(Exception):
-    """A server under test did not start, or the load on it did not end as it should."""
+    """A server under test did not start, or the load on it failed."""
 
 
 def free_port() -> int:
@@ -35,7 +35,7 @@ def accepts_connections(port: int) -> bool:
 def running(
     command: Sequence[str], log: Path, is_ready: Callable[[], bool], within_s: float = START_MAX_S
 ) -> Iterator[int]:
-    """The server's pid, from when it is ready until the block ends."""
+    """Run a server until the block ends; yield its pid when it is ready."""
     try:
         with log.open("wb") as output:
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
@@ -61,7 +61,7 @@ def _wait_until_ready(
 
 
 def _tail(log: Path) -> str:
-    """The end of what the server said, on one line."""
+    """Return the end of the server's output on one line."""
     return " ".join(log.read_text(errors="replace").split())[-LOG_TAIL_CHARS:]
 
 
@@ -75,12 +75,12 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def memory_bytes(pid: int) -> int:
-    """What the process has in memory now."""
+    """Return the resident memory of the process."""
     return _status_bytes(pid, "VmRSS")
 
 
 def memory_peak_bytes(pid: int) -> int:
-    """The most that the process ever had in memory."""
+    """Return the peak resident memory of the process."""
     return _status_bytes(pid, "VmHWM")
 
 
@@ -93,7 +93,7 @@ def _status_bytes(pid: int, field: str) -> int:
 
 
 def waited_for_core_s(pid: int, thread_id: int) -> float:
-    """How long a thread could have run and had to wait for a core, since it was started."""
+    """Return how long a thread was ready to run but waited for a core, since its start."""
     return int(Path(f"/proc/{pid}/task/{thread_id}/schedstat").read_text().split()[1]) / 1e9
 
 

@@ -1,8 +1,8 @@
-"""The correlation of the pipeline, written with Spark's own tool for it: ``transformWithStateInPandas``.
+"""The correlation of the pipeline, written with Spark's ``transformWithStateInPandas``.
 
 One state per request, with the sums of its row, and the row when it closes: the columns of ``executions``, of the same
-decoded messages. Of the pipeline's rules it has those that ordinary traffic needs. It knows no late messages, no
-orphans, no endings of kernels and no forgetting, and so does less work.
+decoded messages. It implements the rules that ordinary traffic needs, but not late messages,
+orphans, endings of kernels and expiry of state, and so does less work.
 """
 
 from collections.abc import Iterator
@@ -68,7 +68,7 @@ COLUMNS = {
 
 
 def executions(iopub: DataFrame) -> DataFrame:
-    """A row of ``executions`` for each request that closed, of a stream of ``iopub``."""
+    """Return a row of ``executions`` for each closed request of a stream of ``iopub``."""
     asker = "when 'execute_request' then {name} when 'execute_input' then parent_{name}"
     rows = iopub.selectExpr(
         "topic",
@@ -127,7 +127,7 @@ def _nothing() -> dict[str, Any]:
 
 
 def _add(sums: dict[str, Any], row: dict[str, Any]) -> None:
-    """What one message adds."""
+    """Add one message to the state."""
     sums["first_offset"] = row["offset"] if sums["first_offset"] is None else sums["first_offset"]
     sums["last_offset"] = row["offset"]
     if row["channel"] in IOPUB_CHANNELS:
@@ -159,7 +159,7 @@ def _add_asked(sums: dict[str, Any], row: dict[str, Any]) -> None:
 
 
 def _add_error(sums: dict[str, Any], row: dict[str, Any]) -> None:
-    """What the kernel published goes before what it replied."""
+    """Add an error; a published one takes precedence over that of the reply."""
     is_message = row["msg_type"] == "error"
     if row["ename"] is not None and (is_message or not sums["has_error"]):
         sums.update(has_error=is_message, ename=row["ename"], evalue=row["evalue"])

@@ -1,4 +1,4 @@
-"""Sections as Markdown."""
+"""Format sections as Markdown."""
 
 from collections.abc import Iterator, Sequence
 

@@ -1,1 +1,1 @@
-"""The servers under test. Each module starts one kind of server on a free loopback port and ends it again."""
+"""The servers under test. Each module starts and stops one kind of server on a free loopback port."""

@@ -1,4 +1,4 @@
-"""Himalia as it comes: the durable SQLite log, every default kept."""
+"""Himalia with the durable SQLite log and default settings."""
 
 import sys
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What a measurement knows of a peer: its name, and how to start one in an empty directory."""
+"""A server under test: its name, and how to start it in an empty directory."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -23,5 +23,5 @@ class Peer:
     # less than EVENT_BYTES as the server adds to it.
     message_bytes: int = EVENT_BYTES
 
-    # Losing messages under load is part of its design: then a loss is shown and is no failure.
+    # The server may lose messages under load by design: the loss is shown and is not a failure.
     may_drop: bool = False

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from jupyter_client.session import Session
 
 from himalia.errors import ConfigurationError
-from himalia.jupyter.wire import DELIMITER, Fault, FaultKind, KernelMessage, Wire
+from himalia.jupyter.wire import DELIMITER, Fault, FaultKind, KernelMessage, Peer, Wire, WireLimits
 
 KEY = b"a0436f6c-1916-498b-8eb9-e81ab9368e84"
 
@@ -108,7 +108,7 @@ def test_what_we_send_is_understood_by_jupyter_client(
     content: dict[str, Any], metadata: dict[str, Any], buffers: list[bytes]
 ) -> None:
     """jupyter_client's Session accepts our signature and reads our message whole."""
-    wire = Wire(KEY, session="mine", username="grace")
+    wire = Wire(KEY, peer=Peer("mine", "grace"))
     parent, _ = wire.encode("kernel_info_request", {})
     sent, frames = wire.encode(
         "comm_msg", content, parent=parent, metadata=metadata, buffers=buffers, identities=[b"client"]
@@ -229,7 +229,7 @@ def test_a_message_with_unreadable_content_tells_whose_it_was() -> None:
 def test_a_message_that_is_too_large_tells_its_size_type_and_parent() -> None:
     """So that a marker can be stored in its place."""
     frames = signed(b'{"msg_id":"m","msg_type":"display_data"}', b'{"msg_id":"p"}', b"{}", b"{}", b"x" * 1000)
-    found = fault(frames, Wire(KEY, bytes_max=1000))
+    found = fault(frames, Wire(KEY, limits=WireLimits(1000)))
     assert found.kind is FaultKind.TOO_LARGE
     assert (found.msg_type, found.parent_id) == ("display_data", "p")
     assert found.size_bytes == sum(map(len, frames))
@@ -240,13 +240,13 @@ def test_a_forged_message_that_is_too_large_tells_nothing() -> None:
     """Nothing is believed before the signature is checked."""
     frames = signed(content=b'"' + b"x" * 2000 + b'"')
     frames[2] = b"0" * 64
-    found = fault(frames, Wire(KEY, bytes_max=1000))
+    found = fault(frames, Wire(KEY, limits=WireLimits(1000)))
     assert (found.kind, found.msg_type) == (FaultKind.BAD_SIGNATURE, "")
 
 
 def test_a_message_too_large_to_tell_its_parent_is_still_reported() -> None:
     """An unreadable header does not hide the size."""
-    found = fault(signed(b"?", content=b'"' + b"x" * 2000 + b'"'), Wire(KEY, bytes_max=1000))
+    found = fault(signed(b"?", content=b'"' + b"x" * 2000 + b'"'), Wire(KEY, limits=WireLimits(1000)))
     assert (found.kind, found.msg_type) == (FaultKind.TOO_LARGE, "")
 
 

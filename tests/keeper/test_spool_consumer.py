@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from himalia.iopub.broker import IopubBroker
-from himalia.jupyter.wire import Fault, KernelMessage, Wire
+from himalia.jupyter.wire import Fault, KernelMessage, Wire, WireLimits
 from himalia.keeper.spool import Spool
 from himalia.keeper.spool_consumer import BATCH_MAX, SpoolConsumer, SpoolPosition
 
@@ -47,7 +47,7 @@ class World:
 
     def __init__(self, directory: Path, *, room: int = 1 << 30, **spool: int) -> None:
         self.directory = directory
-        self.wire = Wire(b"key", bytes_max=1000)
+        self.wire = Wire(b"key", limits=WireLimits(1000))
         self.log = Log(room)
         self.gaps: list[int | None] = []
         self.knows_numbers = True

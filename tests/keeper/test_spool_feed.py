@@ -22,7 +22,7 @@ import zmq
 from himalia.iopub.broker import IopubBroker
 from himalia.iopub.listener import BrokerListener, Feed, IopubThread
 from himalia.jupyter.connection_file import ConnectionInfo
-from himalia.jupyter.wire import Fault, KernelMessage, Wire
+from himalia.jupyter.wire import Fault, KernelMessage, Wire, WireLimits
 from himalia.keeper.spool import Spool
 from himalia.keeper.spool_consumer import BATCH_MAX, SpoolConsumer, SpoolFeed, SpoolPosition
 from himalia.kernels.request import Code
@@ -41,7 +41,7 @@ from tests.kernels.hosts import (
 __all__ = ["hosting"]
 
 DEADLINE_S = 30.0
-WIRE = Wire(b"key", bytes_max=1000)
+WIRE = Wire(b"key", limits=WireLimits(1000))
 
 
 class Got:

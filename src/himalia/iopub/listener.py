@@ -19,7 +19,7 @@ from zmq.utils.monitor import parse_monitor_message
 from himalia.iopub.broker import IopubBroker
 from himalia.jupyter.burst import BurstDetector
 from himalia.jupyter.connection_file import ConnectionInfo
-from himalia.jupyter.wire import NOT_ON_IOPUB, Fault, KernelMessage, Wire
+from himalia.jupyter.wire import NOT_ON_IOPUB, Fault, KernelMessage, Wire, WireLimits
 from himalia.throttle import LogThrottle
 
 logger = logging.getLogger("himalia.iopub.listener")
@@ -385,7 +385,7 @@ def start_iopub_thread(
     every subscriber. Returns in any case after ``welcome_within_s``.
     """
     scheme = connection.signature_scheme
-    wire = Wire(connection.key.encode(), scheme=scheme, refused_types=NOT_ON_IOPUB)
+    wire = Wire(connection.key.encode(), scheme=scheme, limits=WireLimits(refused_types=NOT_ON_IOPUB))
     first = _FirstMessage()
     broker.add_global_subscriber(first)
     thread = IopubThread()

@@ -90,6 +90,23 @@ refused on arrival, once for all readers. Of a message without a type, readers w
 """
 
 
+class WireLimits(msgspec.Struct, frozen=True):
+    """The messages that a wire accepts; all others are faults."""
+
+    bytes_max: int = BYTES_MAX
+    """The most bytes of a message: its parts and buffers together."""
+    refused_types: frozenset[str] = frozenset()
+    """``NOT_ON_IOPUB`` for a wire that decodes what a kernel publishes."""
+
+
+class Peer(msgspec.Struct, frozen=True):
+    """Who sends messages, as their headers name it."""
+
+    session: str = ""
+    """Empty for a random one."""
+    username: str = "himalia"
+
+
 class Fault(msgspec.Struct, frozen=True):
     """Why some frames are not a message. ``msg_type`` and ``parent_id`` are known only if the signature is valid."""
 
@@ -131,24 +148,20 @@ class Wire:
         key: bytes,
         *,
         scheme: str = "hmac-sha256",
-        bytes_max: int = BYTES_MAX,
-        session: str | None = None,
-        username: str = "himalia",
-        refused_types: frozenset[str] = frozenset(),
+        limits: WireLimits = WireLimits(),
+        peer: Peer = Peer(),
         clock: Callable[[], int] = now_us,
     ) -> None:
-        """``bytes_max`` bounds the parts and buffers of a message together; ``clock`` gives microseconds since 1970.
-
-        Messages of ``refused_types`` are faults: ``NOT_ON_IOPUB`` for a wire that decodes what a kernel publishes.
+        """``clock`` returns microseconds since 1970.
 
         Raises ``ConfigurationError`` if the scheme is not ``hmac-`` and a digest that is known here.
         """
-        self.session = session or uuid4().hex
-        self.username = username
-        self.bytes_max = bytes_max
+        self.session = peer.session or uuid4().hex
+        self.username = peer.username
+        self.bytes_max = limits.bytes_max
         self.faults: Counter[FaultKind] = Counter()
         """Frames that were not a message, by kind, since the start."""
-        self._refused_types = refused_types
+        self._refused_types = limits.refused_types
         self._clock = clock
         # Created once: hashing the key again for every message would double the cost of a small one.
         self._hmac = _new_hmac(key, scheme) if key else None

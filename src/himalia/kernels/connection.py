@@ -14,7 +14,7 @@ from himalia.errors import BadRequest, KernelUnavailable
 from himalia.iopub.listener import BrokerListener, Feed, KernelFeed
 from himalia.iopub.shell import Dealer, ShellClient, ShellPort
 from himalia.jupyter.connection_file import PORTS, ConnectionInfo
-from himalia.jupyter.wire import NOT_ON_IOPUB, FaultKind, KernelMessage, Wire
+from himalia.jupyter.wire import NOT_ON_IOPUB, FaultKind, KernelMessage, Wire, WireLimits
 from himalia.keeper.kernel_process import KernelProcess
 from himalia.keeper.spool_consumer import SpoolConsumer, SpoolFeed
 from himalia.kernels.context import KernelContext
@@ -55,8 +55,8 @@ class KernelConnection:
         key, scheme = connection.key.encode(), connection.signature_scheme
         bytes_max = context.settings.kernel_message_bytes_max
         self._iopub = context.iopub
-        self._shell_wire = Wire(key, scheme=scheme, bytes_max=bytes_max)
-        self._wire = Wire(key, scheme=scheme, bytes_max=bytes_max, refused_types=NOT_ON_IOPUB)
+        self._shell_wire = Wire(key, scheme=scheme, limits=WireLimits(bytes_max))
+        self._wire = Wire(key, scheme=scheme, limits=WireLimits(bytes_max, NOT_ON_IOPUB))
         self._consumer: SpoolConsumer | None = None
         self._feed: KernelFeed
         if process is None:

@@ -30,7 +30,7 @@ from himalia.jupyter.records import (
 )
 from himalia.jupyter.request_events import UNREADABLE, EventKind, RequestEvent
 from himalia.jupyter.timeline import KernelTimeline
-from himalia.jupyter.wire import NOT_ON_IOPUB, Fault, FaultKind, KernelMessage, Wire
+from himalia.jupyter.wire import NOT_ON_IOPUB, Fault, FaultKind, KernelMessage, Wire, WireLimits
 from himalia.keeper import kernel_directory
 from himalia.keeper.client import KernelExit, read_exit, read_owner, read_spool, remove_stale_directory
 from himalia.keeper.kernel_process import KernelProcess
@@ -255,8 +255,7 @@ class Leftovers:
             Wire(
                 connection.key.encode(),
                 scheme=connection.signature_scheme,
-                bytes_max=limit,
-                refused_types=NOT_ON_IOPUB,
+                limits=WireLimits(limit, NOT_ON_IOPUB),
             ),
             directory,
             position,

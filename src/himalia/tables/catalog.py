@@ -4,7 +4,7 @@ Name, type and meaning of a column are given here and nowhere else: the pipeline
 ``GET /tables`` and ``himalia pipeline show`` describe tables with it, and ``python -m tests.docs.table_columns`` writes
 the column tables of docs/tables.md from it.
 
-A new table of sums declares its schema beside its transformation, in ``himalia.spark.transforms``, and describes
+A new table of sums declares its schema together with its transformation, in ``himalia.spark.transforms``, and describes
 itself: its description and meanings are in Delta's metadata.
 """
 
@@ -305,4 +305,4 @@ CATALOG = {
 
 REQUESTS = "state/requests"
 POSITIONS = "state/positions"
-"""The pipeline's own state, from which its next batch continues: directories of the warehouse beside the tables."""
+"""The pipeline's own state, from which its next batch continues: in directories of the warehouse next to the tables."""

@@ -108,7 +108,7 @@ def test_a_range_beyond_the_end_is_empty() -> None:
 @pytest.mark.parametrize(("start", "stop"), [(30, 20), (70, 60), (60, 20)])
 def test_a_range_that_ends_before_it_starts_is_a_slip(start: int, stop: int) -> None:
     """Also where the topic does not reach so far."""
-    with pytest.raises(BadRequest, match=f"from offset {start}, after offset {stop} where it ends"):
+    with pytest.raises(BadRequest, match=f"from offset {start} to offset {stop}, which is before it"):
         resolve_range(ORDERS, OffsetSpec(start), OffsetSpec(stop), [])
 
 
@@ -122,7 +122,7 @@ def test_topics_are_chosen_by_name_and_by_pattern() -> None:
 def test_offsets_of_a_topic_that_is_not_read_are_a_slip() -> None:
     options = parse_read_options({"subscribe": "orders", "endingOffsets": '{"payments": 3}'})
     with pytest.raises(
-        BadRequest, match="endingOffsets names topic 'payments', which is not among those to read"
+        BadRequest, match="endingOffsets names topic 'payments', which is not selected for reading"
     ):
         find_missing_topics(options, {})
 
@@ -215,7 +215,7 @@ def test_a_topic_that_vanishes_is_a_loss_and_forgotten() -> None:
 def test_a_topic_that_is_not_asked_for_any_more_was_not_deleted() -> None:
     positions = {"orders": StreamPosition(20, "e1"), "other": StreamPosition(3, "e")}
     assert stream_offsets.describe_departures(positions, {"other"}, {"orders", "other"}) == [
-        "topic 'orders' is not to be read any more: it is left out from offset 20 on"
+        "topic 'orders' is no longer selected: it is not read from offset 20 on"
     ]
 
 

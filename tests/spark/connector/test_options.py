@@ -77,7 +77,7 @@ def test_a_time_is_iso_8601_or_milliseconds(text: str, moment: datetime) -> None
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({}, "say which topics to read"),
+        ({}, "no topics to read"),
         ({"subscrib": "orders"}, "'subscrib' is not an option for reading topics; did you mean subscribe?"),
         (
             {"subscribe": "orders", "xyz": "1"},
@@ -85,23 +85,23 @@ def test_a_time_is_iso_8601_or_milliseconds(text: str, moment: datetime) -> None
         ),
         ({"subscribe": "orders/1"}, "'orders/1' is not a topic name"),
         ({"subscribePattern": "a.>.b"}, "'a.>.b' is not a topic pattern"),
-        ({"startingOffsets": "first"}, "option startingOffsets is earliest, latest, or JSON"),
-        ({"startingOffsets": "[1]"}, "option startingOffsets is earliest, latest, or JSON"),
-        ({"startingOffsets": '{"orders": -3}'}, "option startingOffsets is earliest, latest, or JSON"),
-        ({"startingOffsets": '{"orders": true}'}, "option startingOffsets is earliest, latest, or JSON"),
+        ({"startingOffsets": "first"}, "option startingOffsets must be earliest, latest, or JSON"),
+        ({"startingOffsets": "[1]"}, "option startingOffsets must be earliest, latest, or JSON"),
+        ({"startingOffsets": '{"orders": -3}'}, "option startingOffsets must be earliest, latest, or JSON"),
+        ({"startingOffsets": '{"orders": true}'}, "option startingOffsets must be earliest, latest, or JSON"),
         (
             {"startingOffsets": '{"orders": {"ofset": 1}}'},
-            "option startingOffsets is earliest, latest, or JSON",
+            "option startingOffsets must be earliest, latest, or JSON",
         ),
-        ({"endingOffsets": '{"orders": 1.5}'}, "option endingOffsets is earliest, latest, or JSON"),
-        ({"startingTimestamp": "yesterday"}, "option startingTimestamp is a time such as"),
-        ({"startingOffsets": "earliest", "startingTimestamp": "0"}, "not both"),
-        ({"minPartitions": "0"}, "option minPartitions is a whole number from 1 on, not '0'"),
-        ({"maxOffsetsPerTrigger": "many"}, "option maxOffsetsPerTrigger is a whole number"),
-        ({"maxOffsetsPerTrigger": "9" * 5000}, "option maxOffsetsPerTrigger is a whole number"),
-        ({"failOnDataLoss": "no"}, "option failOnDataLoss is true or false, not 'no'"),
-        ({"retrySeconds": "-1"}, "option retrySeconds is a number of seconds"),
-        ({"retrySeconds": "inf"}, "option retrySeconds is a number of seconds"),
+        ({"endingOffsets": '{"orders": 1.5}'}, "option endingOffsets must be earliest, latest, or JSON"),
+        ({"startingTimestamp": "yesterday"}, "option startingTimestamp must be a time such as"),
+        ({"startingOffsets": "earliest", "startingTimestamp": "0"}, "exclude each other"),
+        ({"minPartitions": "0"}, "option minPartitions must be a whole number from 1 on, not '0'"),
+        ({"maxOffsetsPerTrigger": "many"}, "option maxOffsetsPerTrigger must be a whole number"),
+        ({"maxOffsetsPerTrigger": "9" * 5000}, "option maxOffsetsPerTrigger must be a whole number"),
+        ({"failOnDataLoss": "no"}, "option failOnDataLoss must be true or false, not 'no'"),
+        ({"retrySeconds": "-1"}, "option retrySeconds must be a number of seconds"),
+        ({"retrySeconds": "inf"}, "option retrySeconds must be a number of seconds"),
     ],
 )
 def test_what_is_wrong_is_told_in_a_sentence(given: dict[str, str], told: str) -> None:
@@ -120,7 +120,7 @@ def test_writing_has_options_of_its_own() -> None:
     assert not options.is_json
     with pytest.raises(BadRequest, match="'subscribe' is not an option for writing topics"):
         parse_write_options({"subscribe": "orders"})
-    with pytest.raises(BadRequest, match="valueFormat is json or string, not 'xml'"):
+    with pytest.raises(BadRequest, match="valueFormat must be json or string, not 'xml'"):
         parse_write_options({"valueFormat": "xml"})
 
 
@@ -129,6 +129,6 @@ def test_a_sequence_is_one_that_the_server_can_store() -> None:
     assert parse_write_options({"sequence": str(SEQUENCE_MAX)}).sequence == SEQUENCE_MAX
     assert SEQUENCE_MAX * BODIES_MAX + BODIES_MAX - 1 == (1 << 63) - 1
     for number in (str(SEQUENCE_MAX + 1), "20261116093000"):
-        told = f"option sequence is a whole number from 0 to {SEQUENCE_MAX}, not '{number}'"
+        told = f"option sequence must be a whole number from 0 to {SEQUENCE_MAX}, not '{number}'"
         with pytest.raises(BadRequest, match=told):
             parse_write_options({"sequence": number})

@@ -205,7 +205,7 @@ def test_a_name_that_is_taken_from_a_query_was_not_deleted(server: RunningServer
     publish("taken.a", 1)
     publish("taken.b", 1)
     start = reader_of(server, subscribe="taken.a,taken.b").initialOffset()
-    with pytest.raises(DataLost, match=r"^topic 'taken.b' is not to be read any more: it is left out from"):
+    with pytest.raises(DataLost, match=r"^topic 'taken.b' is no longer selected: it is not read from"):
         reader_of(server, subscribe="taken.a").latestOffset(start, ALL)
 
 

@@ -104,16 +104,16 @@ def test_ids_and_headers_go_along_where_there_are_any() -> None:
 @pytest.mark.parametrize(
     ("schema", "told"),
     [
-        (columns(id=TEXT), "there is no column 'value'"),
-        (columns(value=TEXT), "say where to write: option topic, or a column 'topic'"),
-        (columns(topic=TEXT, value=NUMBER), r"column 'value' is a string, not bigint; to_json"),
+        (columns(id=TEXT), "the column 'value' is missing"),
+        (columns(value=TEXT), "no topic to write to; set the option topic, or add a column 'topic'"),
+        (columns(topic=TEXT, value=NUMBER), r"column 'value' must be a string, not bigint; use to_json"),
         (
             columns(topic=TEXT, value=TEXT, n=NUMBER),
-            r"column 'n' is not written to a topic; .*to_json\(struct\(\*\)\)",
+            r"column 'n' cannot be written to a topic; .*to_json\(struct\(\*\)\)",
         ),
         (
             columns(topic=TEXT, value=TEXT, headers=MapType(TEXT, NUMBER)),
-            "column 'headers' is map<string,string>, not map<string,bigint>",
+            "column 'headers' must be map<string,string>, not map<string,bigint>",
         ),
     ],
 )
@@ -235,7 +235,7 @@ def test_a_write_is_checked_before_it_begins(server: RunningServer) -> None:
         ({"topic": "missing", "producer": "p"}, "producer and sequence go together"),
         ({"topic": "missing", "sequence": "1"}, "producer and sequence go together"),
         ({"topics": "missing"}, "did you mean topic"),
-        ({"topic": "missing", "token": "wrong"}, "this key is not known here"),
+        ({"topic": "missing", "token": "wrong"}, "invalid key"),
         ({"topic": "missing", "url": "http://127.0.0.1:1"}, "no server answers"),
     ]
     for options, told in cases:

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 from tests.servers import RunningServer
 from tests.spark.conftest import QUICK
-from tests.spark.pipeline_runs import all_contents, dead_kernel, feed, run_once, stored
+from tests.spark.pipeline_runs import all_contents, dead_kernel, feed, run_once
 
 BATCH_RECORDS = 20
 PROGRAM = f"""
@@ -29,19 +29,19 @@ from himalia.spark.pipeline.runner import Pipeline, PipelineOptions, Progress
 def tell(progress: Progress) -> None:
     print(progress.batch, progress.stage, flush=True)
 
-url, token, warehouse = sys.argv[1:]
-options = PipelineOptions(master="local[2]", topics=["kernels.kill9"], batch_records={BATCH_RECORDS})
+url, token, warehouse, topic = sys.argv[1:]
+options = PipelineOptions(master="local[2]", topics=[topic], batch_records={BATCH_RECORDS})
 with Pipeline(url, token, Path(warehouse), options, on_progress=tell) as pipeline:
     pipeline.run(0.1)
 """
 
 
 @contextmanager
-def driver(server: RunningServer, warehouse: Path) -> Iterator[subprocess.Popen[str]]:
+def driver(server: RunningServer, warehouse: Path, topic: str) -> Iterator[subprocess.Popen[str]]:
     """The pipeline in a process of its own, which tells each stage of each batch."""
     options = " ".join(f'--conf "{name}={value}"' for name, value in QUICK.items())
     process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, server.url, server.token or "", str(warehouse)],
+        [sys.executable, "-c", PROGRAM, server.url, server.token or "", str(warehouse), topic],
         env={**os.environ, "PYSPARK_SUBMIT_ARGS": f"{options} pyspark-shell"},
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -63,29 +63,54 @@ def wait_for(process: subprocess.Popen[str], batch: int, stage: str) -> None:
     raise AssertionError(f"it ended with {process.wait()} before it came to {stage!r} of batch {batch}")
 
 
+# Batches after the first continue from a state; the last one has orphans.
+IN_EVERY_STAGE = (
+    (1, "messages", 0.0),
+    (1, "tables", 0.3),
+    (2, "tables", 0.0),
+    (2, "state", 0.0),
+    (3, "positions", 0.0),
+)
+TWICE = ((1, "tables", 0.3), (2, "state", 0.0))
+
+
+def count_published(server: RunningServer) -> dict[str, int]:
+    """The number of published rows, by table."""
+    with server.http(headers=server.headers) as http:
+        topics = {topic["name"]: topic["end"] for topic in http.get("/topics").json()["topics"]}
+    return {table: topics.get(f"pipeline.{table}", 0) for table in ("topic_activity", "errors")}
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(400)
-def test_killed_five_times(spark: SparkSession, server: RunningServer, tmp_path: Path) -> None:
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "kills",
+    [
+        pytest.param(TWICE, id="twice"),
+        pytest.param(IN_EVERY_STAGE, id="in every stage", marks=pytest.mark.soak),
+    ],
+)
+def test_killed(
+    spark: SparkSession,
+    server: RunningServer,
+    tmp_path: Path,
+    kills: tuple[tuple[int, str, float], ...],
+) -> None:
     """No row is lost, none is there twice, and each result was published once.
 
-    There is no checkpoint to lose. All that is not in a commit (staged files, Spark's scratch, the lock) is deleted
-    once in between. In the end a run takes up the rest.
+    There is no checkpoint to lose. Everything that is not in a commit (staged files, Spark's scratch, the lock) is
+    deleted once in between. In the end a run reads the rest.
     """
-    feed(server, dead_kernel("kill9", 5))
+    name = f"kill{len(kills)}"
+    before = count_published(server)
+    feed(server, dead_kernel(name, 5))
     expected, warehouse = tmp_path / "expected", tmp_path / "warehouse"
-    options: dict[str, Any] = {"topics": ["kernels.kill9"], "batch_records": BATCH_RECORDS}
+    options: dict[str, Any] = {"topics": [f"kernels.{name}"], "batch_records": BATCH_RECORDS}
     run_once(server, expected, **options)
-    told = {name: len(stored(server, f"pipeline.{name}")) for name in ("topic_activity", "errors")}
+    once = count_published(server)
 
-    # Batches after the first go on from a state; the last one has orphans.
-    for batch, stage, delay_s in (
-        (1, "messages", 0.0),
-        (1, "tables", 0.3),
-        (2, "tables", 0.0),
-        (2, "state", 0.0),
-        (3, "positions", 0.0),
-    ):
-        with driver(server, warehouse) as process:
+    for batch, stage, delay_s in kills:
+        with driver(server, warehouse, f"kernels.{name}") as process:
             wait_for(process, batch, stage)
             time.sleep(delay_s)
             process.send_signal(signal.SIGKILL)
@@ -96,6 +121,5 @@ def test_killed_five_times(spark: SparkSession, server: RunningServer, tmp_path:
 
     run_once(server, warehouse, **options)
     assert all_contents(warehouse) == all_contents(expected)
-    assert {name: len(stored(server, f"pipeline.{name}")) for name in told} == {
-        name: 2 * count for name, count in told.items()
-    }
+    assert count_published(server) == {table: 2 * once[table] - before[table] for table in once}
+    assert all(once[table] > before[table] for table in once)

@@ -41,18 +41,23 @@ def same(told_rows: list[dict[str, Any]], folded_rows: list[dict[str, Any]], *ke
     return wrong
 
 
-@settings(
-    max_examples=3,
-    deadline=None,
-    phases=[Phase.generate],
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
-@given(seed=st.integers(0, 2**32))
 @pytest.mark.slow
-def test_any_cut_gives_the_same_tables(spark: SparkSession, seed: int) -> None:
-    """However each topic is cut into batches, the fold says what a plain reading of all its records says."""
-    with interpreted(spark):
-        check(spark, seed, batch_count=4)
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("examples", [1, pytest.param(3, marks=pytest.mark.soak)])
+def test_any_cut_gives_the_same_tables(spark: SparkSession, examples: int) -> None:
+    """However each topic is cut into batches, the fold has the rows that a plain reading of all its records gives."""
+
+    @settings(
+        max_examples=examples,
+        phases=[Phase.generate],
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    @given(seed=st.integers(0, 2**32))
+    def compare(seed: int) -> None:
+        with interpreted(spark):
+            check(spark, seed, batch_count=4)
+
+    compare()
 
 
 @pytest.mark.slow

@@ -92,7 +92,7 @@ def test_in_one_batch(spark: SparkSession, traces: list[corpus.Trace]) -> None:
         check(fold(spark, [rows]), traces)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.soak)])
 def test_in_several_batches(spark: SparkSession, traces: list[corpus.Trace], seed: int) -> None:
     """Each topic cut at three places of its own."""
     random = Random(seed)

@@ -26,9 +26,11 @@ class ServerAddress:
 
     def __post_init__(self) -> None:
         if not _is_url(self.url):
-            raise BadRequest(f"{self.url!r} is not the URL of a server; it looks like http://127.0.0.1:8000")
+            raise BadRequest(f"{self.url!r} is not the URL of a server; use the form http://127.0.0.1:8000")
         if self.token and not (self.token.isascii() and self.token.isprintable()):
-            raise BadRequest("the token has a line break in it, or a letter that is not ASCII; copy it again")
+            raise BadRequest(
+                "the token contains a line break or a character that is not ASCII; copy it again"
+            )
 
 
 def _is_url(url: str) -> bool:

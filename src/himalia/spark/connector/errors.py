@@ -48,14 +48,14 @@ def report_losses(losses: Sequence[str], *, fails: bool) -> None:
     if len(losses) > LOSSES_REPORTED_MAX:
         sentence += f"; and {len(losses) - LOSSES_REPORTED_MAX} more"
     if fails:
-        raise DataLost(f"{sentence} (set failOnDataLoss to false to go on with what is there)")
+        raise DataLost(f"{sentence} (set failOnDataLoss to false to continue with the records that are left)")
     logger.warning("himalia: %s", sentence)
 
 
 def warn_superseded(topic: str, producer: str) -> None:
     """Warn of rows that were not stored because the topic holds other rows under their sequence or a later one."""
     logger.warning(
-        "himalia: topic %r holds other or later rows of producer %r, so these were taken for a repeat and not stored; "
+        "himalia: topic %r holds other or later rows of producer %r, so these count as a repeat and were not stored; "
         "if a checkpoint was deleted, name another producer",
         topic,
         producer,

@@ -1,4 +1,4 @@
-"""Plan a read: from options and pushed filters to ranges of offsets, grouped into partitions. Pure: no I/O."""
+"""Ranges of offsets: from options and pushed filters to what each partition reads. Pure: no I/O."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def find_missing_topics(options: ReadOptions, topics: Mapping[str, TopicExtent])
     for option, offsets in (("startingOffsets", options.starting), ("endingOffsets", options.ending)):
         for topic in offsets.by_topic if offsets else ():
             if not is_selected(options, topic):
-                raise BadRequest(f"option {option} names topic {topic!r}, which is not among those to read")
+                raise BadRequest(f"option {option} names topic {topic!r}, which is not selected for reading")
             named[topic] = None
     return [name for name in named if name not in topics]
 
@@ -85,7 +85,7 @@ def resolve_range(topic: TopicExtent, start: OffsetSpec, stop: OffsetSpec, losse
     begin, until = _resolve_start(topic, start, losses), _resolve(topic, stop, losses)
     if begin > until and start.is_explicit and stop.is_explicit:
         raise BadRequest(
-            f"topic {topic.name!r} is to be read from offset {start.offset}, after offset {stop.offset} where it ends"
+            f"topic {topic.name!r} would be read from offset {start.offset} to offset {stop.offset}, which is before it"
         )
     end = min(until, topic.end)
     if begin < min(topic.first, end):

@@ -41,7 +41,7 @@ _EARLIEST, _LATEST = -2, -1
 
 @dataclass(frozen=True)
 class OffsetSpec:
-    """An offset as an option gives it: a number, earliest or latest. Without an epoch it holds in any epoch."""
+    """An offset in an option: a number, earliest or latest. Without an epoch it applies to any epoch."""
 
     offset: int
     epoch: str | None = None
@@ -110,10 +110,12 @@ def parse_read_options(given: Mapping[str, str]) -> ReadOptions:
     patterns = tuple(check_pattern(pattern) for pattern in options.names("subscribePattern"))
     if not names and not patterns:
         raise BadRequest(
-            "say which topics to read: option subscribe ('orders,payments') or subscribePattern ('kernels.>')"
+            "no topics to read; set the option subscribe ('orders,payments') or subscribePattern ('kernels.>')"
         )
     if options.text("startingOffsets") and options.text("startingTimestamp"):
-        raise BadRequest("give one of startingOffsets and startingTimestamp, not both")
+        raise BadRequest(
+            "the options startingOffsets and startingTimestamp exclude each other; set one of them"
+        )
     return ReadOptions(
         names=names,
         patterns=patterns,
@@ -135,7 +137,7 @@ def parse_write_options(given: Mapping[str, str]) -> WriteOptions:
     topic = options.text("topic")
     form = options.text("valueFormat") or "json"
     if form not in ("json", "string"):
-        raise BadRequest(f"option valueFormat is json or string, not {form!r}")
+        raise BadRequest(f"option valueFormat must be json or string, not {form!r}")
     return WriteOptions(
         topic=None if topic is None else check_name(topic),
         producer=options.text("producer"),
@@ -168,7 +170,7 @@ class _Options:
         if value is None:
             return default
         if value.lower() not in ("true", "false"):
-            raise BadRequest(f"option {name} is true or false, not {value!r}")
+            raise BadRequest(f"option {name} must be true or false, not {value!r}")
         return value.lower() == "true"
 
     def count(self, name: str, *, least: int = 1, most: int | None = None) -> int | None:
@@ -179,7 +181,7 @@ class _Options:
         is_number = value.isascii() and value.isdigit() and len(value) < 19
         if not is_number or int(value) < least or (most is not None and int(value) > most):
             reach = "on" if most is None else f"to {most}"
-            raise BadRequest(f"option {name} is a whole number from {least} {reach}, not {value!r}")
+            raise BadRequest(f"option {name} must be a whole number from {least} {reach}, not {value!r}")
         return int(value)
 
     def seconds(self, name: str, default: float) -> float:
@@ -189,7 +191,7 @@ class _Options:
         except ValueError:
             found = -1.0
         if not 0 <= found < float("inf"):
-            raise BadRequest(f"option {name} is a number of seconds, not {value!r}")
+            raise BadRequest(f"option {name} must be a number of seconds, not {value!r}")
         return found
 
     def time(self, name: str) -> datetime | None:
@@ -203,7 +205,7 @@ class _Options:
             found = datetime.fromisoformat(value)
         except (ValueError, OverflowError, OSError):
             raise BadRequest(
-                f"option {name} is a time such as 2026-11-16T02:00:00Z, or milliseconds since 1970, not {value!r}"
+                f"option {name} must be a time such as 2026-11-16T02:00:00Z, or milliseconds since 1970, not {value!r}"
             ) from None
         return found if found.tzinfo else found.replace(tzinfo=UTC)
 
@@ -222,7 +224,7 @@ class _Options:
         except ValueError:
             shown = value if len(value) <= 60 else value[:57] + "..."
             raise BadRequest(
-                f'option {name} is earliest, latest, or JSON like {{"orders": 23, "payments": -2}} '
+                f'option {name} must be earliest, latest, or JSON like {{"orders": 23, "payments": -2}} '
                 f"(-2 earliest, -1 latest), not {shown!r}"
             ) from None
 
@@ -237,7 +239,7 @@ def _parse_offset(value: Any) -> OffsetSpec:
         raise ValueError
     if not isinstance(epoch, str | None):
         raise ValueError
-    # Earliest and latest hold in whichever epoch the topic has.
+    # Earliest and latest apply to any epoch.
     return OffsetSpec(offset, epoch if offset >= 0 else None)
 
 

@@ -53,7 +53,7 @@ PUSHDOWN_MODULE = "pyspark.sql.worker.data_source_pushdown_filters"
 def check_schema(schema: StructType) -> None:
     """Raise ``BadRequest`` if the user gave a schema other than that of the data source."""
     if schema.simpleString() != f"struct<{READ_SCHEMA.replace(', ', ',').replace(' ', ':')}>":
-        raise BadRequest(f"topics are read as {READ_SCHEMA}; leave out schema(), and select what you need")
+        raise BadRequest(f"the schema of a topic is {READ_SCHEMA}; remove schema(), and select columns")
 
 
 def fetch(

@@ -94,7 +94,7 @@ def describe_departures(
             )
         elif name not in topics:
             losses.append(
-                f"topic {name!r} is not to be read any more: it is left out from offset {position.offset} on"
+                f"topic {name!r} is no longer selected: it is not read from offset {position.offset} on"
             )
     return losses
 

@@ -1,4 +1,4 @@
-"""Writes: executors encode rows as messages and send them in bodies, each of which is stored exactly once."""
+"""Writes: executors encode rows as messages and send them in bodies; each body is stored exactly once."""
 
 from __future__ import annotations
 
@@ -41,19 +41,21 @@ def check_columns(schema: StructType, options: WriteOptions) -> None:
     for field in schema.fields:
         if field.name not in (*MESSAGE_COLUMNS, *IGNORED_COLUMNS):
             raise BadRequest(
-                f"column {field.name!r} is not written to a topic; there are {', '.join(MESSAGE_COLUMNS)}. "
-                "to_json(struct(*)) makes one value of several columns"
+                f"column {field.name!r} cannot be written to a topic; allowed are {', '.join(MESSAGE_COLUMNS)}. "
+                "to_json(struct(*)) combines several columns into one value"
             )
         if field.name == "headers" and not _is_text_map(field.dataType):
-            raise BadRequest(f"column 'headers' is map<string,string>, not {field.dataType.simpleString()}")
+            raise BadRequest(
+                f"column 'headers' must be map<string,string>, not {field.dataType.simpleString()}"
+            )
         if field.name in ("topic", "id", "value") and not isinstance(field.dataType, StringType):
             raise BadRequest(
-                f"column {field.name!r} is a string, not {field.dataType.simpleString()}; to_json or cast makes one"
+                f"column {field.name!r} must be a string, not {field.dataType.simpleString()}; use to_json or cast"
             )
     if "value" not in schema.names:
-        raise BadRequest("there is no column 'value'; it holds the messages, as JSON text")
+        raise BadRequest("the column 'value' is missing; it holds the messages, as JSON text")
     if options.topic is None and "topic" not in schema.names:
-        raise BadRequest("say where to write: option topic, or a column 'topic'")
+        raise BadRequest("no topic to write to; set the option topic, or add a column 'topic'")
 
 
 def _is_text_map(kind: DataType) -> bool:
@@ -193,7 +195,7 @@ class BatchWriter(DataSourceArrowWriter):
         if overwrite:
             raise BadRequest("a topic cannot be overwritten; use mode('append')")
         if (self._options.producer is None) != (self._options.sequence is None):
-            raise BadRequest("options producer and sequence go together: name the write, and number it")
+            raise BadRequest("the options producer and sequence go together: set both, or none")
         self._address = resolve_address(given)
         check_topic(self._address, self._options)
         self._producer = self._options.producer or f"spark-{uuid.uuid4()}"
@@ -210,7 +212,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self._options = parse_write_options(given)
         check_columns(schema, self._options)
         if self._options.sequence is not None:
-            raise BadRequest("a stream numbers its batches itself; the option sequence is for batch writes")
+            raise BadRequest("the option sequence is for batch writes; a stream numbers its batches itself")
         self._address = resolve_address(given)
         if COMMIT_MODULE not in sys.modules:
             # Created for every micro-batch: a server that restarts right now is not an error here, the tasks retry.

@@ -34,7 +34,7 @@ def warehouse_lock(warehouse: Path) -> Iterator[None]:
         descriptor = lock_file(warehouse / NAME, msgspec.json.encode(holder))
     except OSError as error:
         raise ConfigurationError(
-            f"the warehouse {warehouse} cannot be used: {error.strerror}; name another with --warehouse"
+            f"the warehouse {warehouse} cannot be used: {error.strerror}; choose another one with --warehouse"
         ) from error
     if descriptor is None:
         raise WarehouseLocked(str(warehouse), _describe(read_owner(warehouse / NAME)))

@@ -71,13 +71,13 @@ class Feedback:
         except Unauthorized as error:
             self._is_unauthorized = True
             logger.warning(
-                "nothing is published to pipeline.*: %s. Give the token the rights publish and manage on "
+                "not publishing to pipeline.*: %s. Give the token the rights publish and manage on "
                 "'pipeline.>', or run without feedback",
                 error.message,
             )
             return False
         except HimaliaError as error:
-            logger.warning("what changed is not published to %s this time: %s", topic, error.message)
+            logger.warning("cannot publish the changed rows to %s: %s", topic, error.message)
             return False
         return True
 

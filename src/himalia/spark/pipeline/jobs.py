@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class SparkJobs:
-    """Runs jobs of one pipeline: in the thread that created this object, and in a pool beside it.
+    """Runs jobs of one pipeline: in the thread that created this object, and in a pool of threads.
 
     All of them are in one job group of Spark, so that they can be cancelled without other jobs of the process.
     """
@@ -61,7 +61,7 @@ class SparkJobs:
 
 @contextmanager
 def start_spark(master: str) -> Iterator[tuple[SparkSession, bool]]:
-    """Start Spark, or join the Spark of this process. Gives a session of the pipeline's own, and whether it started it.
+    """Start Spark, or join the Spark of this process. Yields a new session, and whether Spark was started here.
 
     Spark that was started here is stopped at the end of the block.
     """

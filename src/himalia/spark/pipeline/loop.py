@@ -191,7 +191,7 @@ class BatchLoop:
             self._losses_reported_in = number
             self._reporter.lost += backlog.lost
             for sentence in backlog.losses:
-                logger.warning("%s: it was not read in time", sentence)
+                logger.warning("%s: they were not read in time", sentence)
         if backlog.losses and self._options.fail_on_data_loss:
             raise DataLost("; ".join(backlog.losses[:LOSSES_REPORTED_MAX]), lost=backlog.lost)
 
@@ -213,13 +213,13 @@ def _raise_if_permanent(error: Exception, attempts: int, *, waits_for_server: bo
     if isinstance(known, TRANSIENT_ERRORS):
         if not waits_for_server:
             raise known from error
-        logger.log(logging.WARNING if attempts == 1 else logging.DEBUG, "%s; trying again", known.message)
+        logger.log(logging.WARNING if attempts == 1 else logging.DEBUG, "%s; retrying", known.message)
     elif known is not None:
         raise known from error
     elif attempts >= ATTEMPTS_MAX:
         raise InternalError(
             f"a batch failed {attempts} times, the last time with: {first_line(error)}. "
-            "Nothing is lost: the next run takes it up"
+            "Nothing is lost: the next run repeats it"
         ) from error
     else:
-        logger.warning("a batch failed and is tried again: %s", first_line(error), exc_info=error)
+        logger.warning("a batch failed; retrying: %s", first_line(error), exc_info=error)

@@ -1,4 +1,4 @@
-"""The pipeline: takes the warehouse's lock, starts Spark, and fills the tables from the log."""
+"""The pipeline: locks the warehouse, starts Spark, and fills the tables from the log."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Pipeline:
         with Pipeline(None, None, Path("warehouse")) as pipeline:
             print(pipeline.run_once().rows)
 
-    Entering the block takes the warehouse's lock and starts Spark, or joins the Spark of this process; it gives the
-    object that runs. Without ``url`` and ``token`` the server is discovered as the client does it. ``on_progress`` is
+    Entering the block locks the warehouse and starts Spark, or joins the Spark of this process; it returns the loop
+    that runs batches. Without ``url`` and ``token`` the server is discovered as the client does it. ``on_progress`` is
     called in the thread that runs.
 
     Raises a ``HimaliaError`` whose message is a sentence for users. Another run may follow at once: committed work

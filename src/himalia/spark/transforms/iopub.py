@@ -1,7 +1,7 @@
 """The table ``iopub``: every record of a kernel's topic, decoded.
 
 Besides IOPub messages these are the requests and replies that passed through Himalia, and its own events, because they
-mark where a request begins and ends; the column ``channel`` tells them apart.
+mark where a request begins and ends; the column ``channel`` distinguishes them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rounds in which every peer has its turn, so that a slow minute of the machine hits all of them alike."""
+"""Interleave the runs of all peers, so that a slow minute of the machine affects all of them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -14,17 +14,17 @@ from benchmarks.server_process import PeerFailed
 def run_rounds(
     bench: Bench, section: Section, peers: Sequence[Peer], load_for: Callable[[Peer], Load]
 ) -> Results:
-    """Outcomes by peer name. A run that fails or counts inexactly is a failure of the section, not a figure."""
+    """Return outcomes by peer name. A run that fails or counts inexactly is a failure of the section, not a figure."""
     results: Results = {peer.name: [] for peer in peers}
-    for round_number in range(1, bench.effort.rounds + 1):
+    for round_number in range(1, bench.scale.rounds + 1):
         for peer in peers:
-            bench.say(f"{section.key}: {peer.name}, round {round_number} of {bench.effort.rounds}")
+            bench.report(f"{section.key}: {peer.name}, round {round_number} of {bench.scale.rounds}")
             try:
                 outcome = bench.run(peer, load_for(peer))
             except PeerFailed as failure:
                 section.failures.append(f"{peer.name}: {failure}")
             else:
-                inexact = outcome.inexact()
+                inexact = outcome.count_error()
                 if inexact and not peer.may_drop:
                     section.failures.append(f"{peer.name}: {inexact}")
                 else:

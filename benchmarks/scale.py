@@ -1,10 +1,10 @@
-"""How much is measured: all of it, or enough to see that everything works."""
+"""The scale of the measurements: full, or quick."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Effort:
+class Scale:
     rounds: int
     seconds: float
     warm_s: float
@@ -31,7 +31,7 @@ class Effort:
     churn_minutes: float
 
 
-FULL = Effort(
+FULL = Scale(
     rounds=3,
     seconds=3.0,
     warm_s=0.5,
@@ -58,7 +58,7 @@ FULL = Effort(
     churn_minutes=10.0,
 )
 
-QUICK = Effort(
+QUICK = Scale(
     rounds=1,
     seconds=1.0,
     warm_s=0.2,

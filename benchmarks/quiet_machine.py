@@ -1,4 +1,4 @@
-"""A disturbed run is repeated in a quieter moment, as long as the time set aside for that lasts."""
+"""Repeat disturbed runs when the machine is quiet, within a time limit."""
 
 import os
 import time
@@ -15,18 +15,18 @@ TICKS_PER_S = 100
 class Disturbable(Protocol):
     @property
     def disturbed(self) -> bool:
-        """Whether anything else used the machine meanwhile."""
+        """Whether other programs used the machine during the run."""
 
 
 Run = TypeVar("Run", bound=Disturbable)
 
 
-class Patience:
+class QuietMachine:
     def __init__(self, seconds: float) -> None:
         self._left_s = seconds
 
-    def undisturbed(self, run: Callable[[], Run]) -> Run:
-        """What `run` gives, again and again until nothing disturbs it or patience is at its end."""
+    def run_undisturbed(self, run: Callable[[], Run]) -> Run:
+        """Call `run` until its outcome is undisturbed or the time limit is reached; return the last outcome."""
         outcome = run()
         while outcome.disturbed and self._left_s > 0:
             began = time.monotonic()
@@ -42,27 +42,27 @@ class Patience:
 
 
 def _busy_percent() -> float:
-    """CPU used by everything on this machine over a moment, in percent of one core."""
+    """Return the CPU use of the whole machine over a moment, in percent of one core."""
     before = busy_ticks()
     time.sleep(PROBE_S)
     return 100 * (busy_ticks() - before) / TICKS_PER_S / PROBE_S
 
 
 def busy_ticks() -> int:
-    """CPU used by everything on this machine since it was started."""
+    """Return the CPU time of the whole machine since its boot, in ticks."""
     user, nice, kernel = Path("/proc/stat").read_text().split()[1:4]
     return int(user) + int(nice) + int(kernel)
 
 
 class OthersCpu:
-    """What programs that are not ours use of the machine, from when this was made."""
+    """Measures the CPU use of other programs since its creation."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
         self._before = self._ticks()
 
     def percent(self) -> float:
-        """In percent of one core."""
+        """Return the CPU use in percent of one core."""
         seconds = time.monotonic() - self._began
         return max(0.0, 100 * (self._ticks() - self._before) / TICKS_PER_S / seconds)
 
@@ -72,7 +72,7 @@ class OthersCpu:
 
 
 def _own_ticks() -> int:
-    """CPU used by this process and its descendants, also by those that have ended."""
+    """Return the CPU time of this process and its descendants, including ended ones."""
     parents: dict[int, int] = {}
     ticks: dict[int, int] = {}
     for pid, (parent, used) in _processes():
@@ -89,7 +89,7 @@ def _descends(pid: int, parents: dict[int, int]) -> bool:
 
 
 def _processes() -> Iterator[tuple[int, tuple[int, int]]]:
-    """Every process's parent and CPU, with that of the children it has waited for."""
+    """Yield every process's parent and CPU time, including that of its ended children."""
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = path.read_text().rpartition(")")[2].split()
