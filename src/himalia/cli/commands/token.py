@@ -10,7 +10,7 @@ import typer
 from himalia.cli.options import Json, make_app
 from himalia.cli.terminal.output import print_json, print_warning, write_line
 from himalia.errors import ConfigurationError
-from himalia.local_server import RunningServer, page_url, running_servers
+from himalia.local_server import RunningServer, find_running_servers, page_url
 
 if TYPE_CHECKING:
     from himalia.server.identity.token import TokenFile
@@ -62,7 +62,7 @@ def _running(log: str | None) -> RunningServer | None:
     """The server that is meant: the newest, or the one with this log."""
     from himalia.log import open_log
 
-    servers = running_servers()
+    servers = find_running_servers()
     if log is not None:
         url = open_log(log).url
         servers = [server for server in servers if server.log == url]
@@ -112,7 +112,7 @@ def _is_taken(server: RunningServer, token: str) -> bool:
     """Wait until the server has announced the new token."""
     deadline = time.monotonic() + TAKEN_WITHIN_S
     while time.monotonic() < deadline:
-        if any(found.pid == server.pid and found.token == token for found in running_servers()):
+        if any(found.pid == server.pid and found.token == token for found in find_running_servers()):
             return True
         time.sleep(0.1)
     return False
