@@ -16,10 +16,17 @@ from pathlib import Path
 from statistics import quantiles
 
 DIALECT = re.compile(
-    r"\b(?:somebody|nobody|whoever|(?:is|are|was|were|be) told|tells? of|told of|goes on|go on|going on"
-    r"|of its own accord|lets? go|come what may|anew|put off|of which|in vain|of late|before long|what comes"
-    r"|what came|all that|at hand|in one stroke)\b",
+    r"\b(?:somebody|nobody|whoever|(?:is|are|was|were|be|been) told|tells? of|told of|says"
+    r"|goes on|go on|going on|went on|of its own accord|lets? go|letting go"
+    r"|(?:give|gives|gave|given|giving) up|(?:take|takes|took|taken|taking) (?:in|over)"
+    r"|ask|asks|asked|asking|heard|last words|put off|puts off|anew|of late|beside"
+    r"|all that|what comes|what came|of which|come what may|for ever|unwell|stumbles?"
+    r"|(?:in|at) one stroke|in vain|before long|at hand)\b",
     re.IGNORECASE,
+)
+"""The left column of the word list in CONTRIBUTING.md, without "well", which has other uses."""
+PARTICIPLE = re.compile(
+    r"_?(?!(?:feed|need|embed|seed|speed|bring|ping|string|ring)(?:_|$))[a-z]+(?:ed|ing)(?:_|$)"
 )
 DUPLICATE_LINES = 6
 PEAKS = 5
@@ -30,6 +37,8 @@ class Function:
     name: str
     lines: int
     arguments: int
+    is_verb: bool
+    """Not a property or a context manager, which may be named by an adjective."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +73,7 @@ def report(root: Path, modules: list[Module], sources: dict[Path, str], scripts:
     functions = [function for module in modules for function in module.functions]
     classes = [item for module in modules for item in module.classes]
     text = [*sources.values(), *(path.read_text() for path in scripts)]
+    named = sorted({f.name for f in functions if f.is_verb and PARTICIPLE.match(f.name.rpartition(".")[2])})
     short = [module for module in modules if module.lines < 40 and not module.name.endswith("__init__")]
     lines = sum(module.lines for module in modules)
     yield f"{root}: {len(modules)} Python modules, {lines:,} lines; {len(scripts)} modules of JavaScript"
@@ -79,6 +89,7 @@ def report(root: Path, modules: list[Module], sources: dict[Path, str], scripts:
     yield f"  pairs of places that share {DUPLICATE_LINES} lines       {count_duplicates(sources)}"
     yield f"  module names that occur twice            {repeated(m.name.rpartition('.')[2] for m in modules)}"
     yield f"  class names that occur twice             {repeated(item.name for item in classes)}"
+    yield f"  functions named by a participle          {len(named)}: {', '.join(named[:PEAKS])}"
     yield f"  words that CONTRIBUTING.md replaces      {sum(len(DIALECT.findall(one)) for one in text)}"
 
 
@@ -108,7 +119,9 @@ def methods_of(node: ast.ClassDef) -> list[ast.FunctionDef | ast.AsyncFunctionDe
 def measure(node: ast.FunctionDef | ast.AsyncFunctionDef, prefix: str = "") -> Function:
     arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
     count = sum(argument.arg not in ("self", "cls") for argument in arguments)
-    return Function(prefix + node.name, (node.end_lineno or node.lineno) - node.lineno + 1, count)
+    decorators = {ast.unparse(decorator).rpartition(".")[2] for decorator in node.decorator_list}
+    is_verb = not decorators & {"property", "cached_property", "contextmanager", "setter"}
+    return Function(prefix + node.name, (node.end_lineno or node.lineno) - node.lineno + 1, count, is_verb)
 
 
 def measure_class(node: ast.ClassDef) -> Class:

@@ -26,7 +26,7 @@ class RunningServer(msgspec.Struct, frozen=True):
 
 
 def runtime_directory() -> Path:
-    """Return the directory of these files: ``HIMALIA_RUNTIME_DIR``, else beside the user's data, as in Jupyter."""
+    """Return the directory of these files: ``HIMALIA_RUNTIME_DIR``, else next to the user's data, as in Jupyter."""
     named = os.environ.get("HIMALIA_RUNTIME_DIR")
     return Path(named) if named else platformdirs.user_data_path("himalia") / "runtime"
 
@@ -39,7 +39,7 @@ def make_private(directory: Path) -> None:
 
 
 def default_warehouse_path() -> Path:
-    """Return the default directory of the pipeline's tables: beside the default log."""
+    """Return the default directory of the pipeline's tables: next to the default log."""
     return platformdirs.user_data_path("himalia") / "warehouse"
 
 
@@ -82,7 +82,7 @@ def write_runtime_file(server: RunningServer) -> Path:
     return path
 
 
-def running_servers() -> list[RunningServer]:
+def find_running_servers() -> list[RunningServer]:
     """Return the running servers of this user, the newest first; remove the files of dead ones."""
     found = []
     for path in runtime_directory().glob("server-*.json"):

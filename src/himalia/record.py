@@ -70,7 +70,7 @@ class Retention(msgspec.Struct, frozen=True):
             count=default.count if self.count is None else self.count,
         )
 
-    def scaled(self, factor: float) -> Retention:
+    def scale(self, factor: float) -> Retention:
         """Return these limits multiplied by ``factor``; no limit stays no limit."""
         return Retention(
             age_s=self.age_s and self.age_s * factor,

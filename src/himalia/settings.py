@@ -31,6 +31,7 @@ KernelEncryption = Literal["auto", "required", "off"]
 RlimitInt = Annotated[int, Field(ge=0, le=2**62)]
 """The range of the operating system's resource limits."""
 KERNEL_MEMORY_MIN = 64 * MIB
+TUNINGS = ("gc", "malloc", "switch_interval", "uvloop")
 _VARIABLE = re.compile(r"[A-Za-z_*?][A-Za-z0-9_*?]*\Z")
 
 
@@ -50,6 +51,13 @@ def check_kernel_memory(memory_max: int) -> int:
             f"no kernel starts in {memory_max} bytes; give at least {KERNEL_MEMORY_MIN}, or 0 for no limit"
         )
     return memory_max
+
+
+def check_tuning(name: str) -> str:
+    """Return the name of a tuning in ``server/performance.py``; raise ``ValueError`` if there is none."""
+    if name not in TUNINGS:
+        raise ValueError(f"{name[:80]!r} is not a tuning; there are {', '.join(TUNINGS)}")
+    return name
 
 
 def default_log_url() -> str:
@@ -73,6 +81,9 @@ class ServerSettings(Section):
     )
     workers: PositiveInt = Field(
         1, description="Server processes; one owns an embedded log, so only 1 works."
+    )
+    tuning_off: list[Annotated[str, AfterValidator(check_tuning)]] = Field(
+        [], description="Performance tunings to switch off: gc, malloc, switch_interval, uvloop."
     )
 
 

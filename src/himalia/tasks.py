@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 class TaskSet:
@@ -46,3 +48,26 @@ class TaskSet:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._logger.error("%s", self._failure, exc_info=error)
+
+
+class ShieldedTasks:
+    """Work that completes once it has begun, even if the caller that waits for it is cancelled.
+
+    For work of two steps that must not be separated, such as a change and its audit record: a request is cancelled
+    when its client disconnects or its credential ends.
+    """
+
+    def __init__(self) -> None:
+        self._running: set[asyncio.Task[Any]] = set()
+
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run ``work`` in a task of its own, and return its result."""
+        task = asyncio.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return await asyncio.shield(task)
+
+    async def wait(self, timeout_s: float) -> None:
+        """Wait until no work is running, at most for so long."""
+        if self._running:
+            await asyncio.wait(self._running, timeout=timeout_s)

@@ -54,5 +54,5 @@ def hint_for(url: str, reason: str) -> str:
     # Some servers, Himalia's among them, close the connection silently if a certificate is missing.
     was_ended = any(sign in reason.lower() for sign in _CLOSED_SIGNS)
     if url.startswith("https:") and was_ended and not os.environ.get(CERTFILE):
-        return f"; if the server asks for a client certificate, name its file in {CERTFILE}"
+        return f"; if the server requires a client certificate, name its file in {CERTFILE}"
     return ""

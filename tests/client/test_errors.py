@@ -50,7 +50,7 @@ def test_only_the_named_exceptions_are_translated() -> None:
 def test_the_cause_of_an_error_without_words_is_named() -> None:
     """httpx raises an empty ``ReadError`` for a connection that was reset; the hint depends on why it ended."""
     with (
-        pytest.raises(errors.ConnectionFailed, match="reset by peer; if the server asks for a client"),
+        pytest.raises(errors.ConnectionFailed, match="reset by peer; if the server requires a client"),
         translate_errors("https://h", httpx.ReadError),
     ):
         raise httpx.ReadError("") from ConnectionResetError(104, "Connection reset by peer")

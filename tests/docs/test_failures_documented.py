@@ -185,7 +185,7 @@ PROVOCATIONS: dict[str, Provoke] = {
     "jwt_jwks names ...": lambda directory: start(directory, jwt_jwks=str(directory / "none"), **TOKENS),
     "jwt_jwks is ...": lambda directory: start(directory, jwt_jwks="http://issuer.example/jwks", **TOKENS),
     "the secret of jwt_secret_file in ... has ... bytes": short_secret,
-    "the token cannot be kept in ...": no_room_for_token,
+    "cannot store the token in ...": no_room_for_token,
     "cannot read the token in ...": unreadable_token,
     "the TLS certificate or key cannot be used": lambda directory: start(
         directory, ssl_certfile=directory / "none.pem"

@@ -62,7 +62,7 @@ except LogUnavailable:
 ENDS = ["full", "killed"]
 RENEWING = "store import Store", "Store.renew_epochs"
 CHECKING = "store import Store", "Store.check_integrity"
-FINDING = "wal import Evidence", "Evidence.loss_in"
+FINDING = "wal import Evidence", "Evidence.find_loss_in"
 
 # A start on a disk on which nothing is left but for the number of the lock's owner.
 NO_ROOM = """
@@ -303,7 +303,7 @@ async def test_the_files_alone_tell_the_same(
         damage(sqlite.path, 32 + 5 * FRAME + 100)
     found = find_loss(sqlite.path)
     assert (found is not None) == damaged
-    monkeypatch.setattr(wal, "_recovered_frames", lambda db: None)
+    monkeypatch.setattr(wal, "_recover_frames", lambda db: None)
     _, warnings = await look(sqlite)
     assert (
         [f"(frames {found.kept + 1} to" in warning for warning in warnings] == [True]

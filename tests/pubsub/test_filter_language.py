@@ -204,7 +204,9 @@ def test_a_part_is_found_in_any_form_of_json(payload: bytes, expected: bool | No
 
 def test_what_is_missing_is_named() -> None:
     """A filter that asks for what a record lacks says what, and how to ask."""
-    with pytest.raises(FilterFailed, match=r"there is no message\.payload\.voucher; ask with has first"):
+    with pytest.raises(
+        FilterFailed, match=r"there is no message\.payload\.voucher; test it with has\(\) first"
+    ):
         compile_filter("message.payload.voucher == 1").matches(record())
 
 

@@ -27,14 +27,14 @@ def write(archive: Path) -> None:
     session.stop()
     gateway = SparkContext._gateway
     assert gateway is not None
-    # It ends when nobody speaks to it any more, and writes the file then.
+    # It exits when its input ends, and writes the file then.
     gateway.proc.stdin.close()
     gateway.proc.wait(timeout=120)
     part.rename(archive)
 
 
 def _run_pipeline(directory: Path) -> None:
-    """What drivers do, twice: the second batch goes on from the first."""
+    """Run two batches, as drivers do: the second one continues from the first."""
     os.environ["HIMALIA_RUNTIME_DIR"] = str(directory)
     server = start_server(log=f"sqlite://{directory}/log.db", kernels=False)
     try:

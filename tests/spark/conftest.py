@@ -1,4 +1,4 @@
-"""One Spark for all tests of a run, on two cores and with nothing that only people would look at."""
+"""One Spark for all tests of a run, on two cores and without a user interface."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """One server for the tests of a file, on a durable log of its own, with a token."""
+    """One server for the tests of a file, on its own durable log, with a token."""
     directory = tmp_path_factory.mktemp("server")
     os.environ["HIMALIA_RUNTIME_DIR"] = str(directory / "runtime")
     running = start_server(log=f"sqlite://{directory}/log.db", kernels=False)

@@ -40,7 +40,7 @@ def feed(server: RunningServer, rows: Iterable[Row]) -> None:
 
 
 def busy_kernel(kernel_id: str, requests: int = 4) -> list[Row]:
-    """Requests that end well, one that fails, one that nobody knows, and at the end one that runs."""
+    """Requests that succeed, one that fails, output of an unknown request, and at the end a request that runs."""
     builder = TopicBuilder(kernel_id, epoch=kernel_id)
     for number in range(requests):
         builder.whole(f"{kernel_id}-r{number}", f"line {number}\n", "more\n")
@@ -59,7 +59,7 @@ def busy_kernel(kernel_id: str, requests: int = 4) -> list[Row]:
 
 
 def dead_kernel(kernel_id: str, requests: int = 4) -> list[Row]:
-    """The same, of a kernel that then dies: what it had open is closed, and what nobody knows an orphan."""
+    """The same, of a kernel that then dies: its request is closed, output of the unknown request is an orphan."""
     return [*busy_kernel(kernel_id, requests), TopicBuilder(kernel_id, epoch="end").event("died")]
 
 

@@ -105,7 +105,7 @@ def log(server: RunningServer) -> RunningServer:
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What Spark's processes are told. Executors have a Python that knows nothing of us."""
+    """The environment of Spark's processes. The executors' Python does not have this package."""
     directory = tmp_path_factory.mktemp("spark")
     python = bare_python(directory)
     tried = subprocess.run([python, "-c", "import pyarrow, pyspark, himalia"], capture_output=True, text=True)
@@ -216,7 +216,7 @@ def on_standalone(
 def on_local_cluster(
     log: RunningServer, environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Ran:
-    """There nobody but the driver brings it."""
+    """Only the driver sends the package."""
     return run_on("local-cluster[2,1,512]", [FAR], log, environment, tmp_path_factory.mktemp("local"))
 
 

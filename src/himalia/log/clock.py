@@ -163,7 +163,7 @@ class LogClock:
             return None
         until = format_ts(self._held_until_us + self.shift_us)
         consequence = f"no record is removed for its age before {until}, or `himalia clock confirm`"
-        amount = _amount(abs(self._jump_us))
+        amount = _format_duration(abs(self._jump_us))
         if self._doubt is not Doubt.JUMPED:
             difference = f"{amount} {'ahead of' if self._jump_us > 0 else 'behind'}"
         elif abs(self._jump_us) > JUMP_US:
@@ -186,14 +186,14 @@ class LogClock:
             if newest_us > wall_us + JUMP_US:
                 self._hold(Doubt.FUTURE, steady_us, newest_us - wall_us)
         elif saved.boot_id is not None and saved.boot_id == self._boot_id and steady_us >= saved.steady_us:
-            self._continue(saved, steady_us, wall_us)
+            self._resume(saved, steady_us, wall_us)
         else:
-            self._continue_after_boot(saved, steady_us, wall_us)
+            self._resume_after_boot(saved, steady_us, wall_us)
         self._compare_with(steady_us, offset_us)
         self._saved_us = None
         self._set_last(steady_us)
 
-    def _continue(self, saved: SavedClock, steady_us: int, wall_us: int) -> None:
+    def _resume(self, saved: SavedClock, steady_us: int, wall_us: int) -> None:
         passed_us = steady_us - saved.steady_us
         log_us = saved.log_us + passed_us
         self._set(steady_us, log_us, saved.age_us + passed_us)
@@ -204,7 +204,7 @@ class LogClock:
         elif self._doubt is None or abs(jump_us - self._jump_us) > JUMP_US:
             self._hold(Doubt.JUMPED, steady_us, jump_us)
 
-    def _continue_after_boot(self, saved: SavedClock, steady_us: int, wall_us: int) -> None:
+    def _resume_after_boot(self, saved: SavedClock, steady_us: int, wall_us: int) -> None:
         apart_us = wall_us - saved.log_us
         # A clock that was wrong before the boot is not accepted because of the boot.
         apart_max_us = JUMP_US if saved.doubt in (Doubt.JUMPED, Doubt.UNKNOWN) else OFF_MAX_US
@@ -310,7 +310,7 @@ _WHAT = {
 }
 
 
-def _amount(microseconds: int) -> str:
+def _format_duration(microseconds: int) -> str:
     seconds = microseconds // SECOND_US
     for unit, length in (("days", 86_400), ("hours", 3_600)):
         if seconds >= 2 * length:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from himalia.settings import LogSettings
 
 
-def scoped(scope: str | None, name: str) -> str:
+def scope_key(scope: str | None, name: str) -> str:
     """Return the key of an id, or of a producer, among those of all callers."""
     return name if scope is None else f"{scope}\0{name}"
 
@@ -65,7 +65,7 @@ class DedupIndex:
     def __len__(self) -> int:
         return len(self._oldest_first)
 
-    def of_topic(self, topic: int) -> dict[str, DedupEntry]:
+    def get_topic(self, topic: int) -> dict[str, DedupEntry]:
         """Return the entries of a topic by id. Some may be older than the window."""
         return self._by_topic.get(topic, {})
 
@@ -74,7 +74,7 @@ class DedupIndex:
 
         None if there is no such entry, or another caller has claimed it.
         """
-        entry = self.of_topic(topic).get(id)
+        entry = self.get_topic(topic).get(id)
         if entry is None or self._claims.setdefault((topic, id), scope) != scope:
             return None
         return entry
@@ -107,7 +107,7 @@ class DedupIndex:
         entries = [
             msgspec.structs.replace(entry, age_us=entry.age_us - by_us) if entry.age_us > age_us else entry
             for entry in self._oldest_first
-            if self.of_topic(entry.topic).get(entry.id) is entry
+            if self.get_topic(entry.topic).get(entry.id) is entry
         ]
         self.clear()
         self.add(entries, age_us)

@@ -69,7 +69,7 @@ class Producers:
         )
 
     def counts_without(self, removed: Iterable[str]) -> dict[str, int]:
-        """Return the new counts of the callers of these producers (named as by ``scoped``) without them."""
+        """Return the new counts of the callers of these producers (named as by ``scope_key``) without them."""
         by_caller = Counter(name.partition("\0")[0] for name in removed if "\0" in name)
         return {caller: max(0, self.counts.get(caller, 0) - count) for caller, count in by_caller.items()}
 

@@ -46,7 +46,7 @@ class RetentionHold:
 
     def hard_limits(self, limits: Retention) -> Retention:
         """Return the limits beyond which unread records are deleted too."""
-        return limits.scaled(self._factor)
+        return limits.scale(self._factor)
 
     def mark_held(self, topic: str) -> None:
         """Note that this topic is beyond its limits and was left alone."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from himalia.errors import BadRequest, EpochChanged, TooManyTopics, TopicExists, TopicNotFound
 from himalia.log.api import Appended, Batch, Change, ChangeKind
 from himalia.log.clock import Moment
-from himalia.log.dedup import DedupEntry, DedupIndex, scoped
+from himalia.log.dedup import DedupEntry, DedupIndex, scope_key
 from himalia.log.producers import Producers, ProducerState
 from himalia.log.topic_state import TopicState
 from himalia.record import Draft, Record, Retention, TopicInfo, size_bytes
@@ -42,7 +42,7 @@ class LogState:
         """Look up a producer, by the topic's number and the producer's scoped name, in the implementation's storage."""
 
     def apply(self, transaction: Transaction) -> None:
-        """Take over the changes of a transaction that was stored."""
+        """Apply the changes of a transaction that was stored."""
         for change in transaction.topic_changes:
             state = change.state
             if change.deleted:
@@ -136,7 +136,7 @@ class Transaction:
         return state.info()
 
     def delete(self, name: str) -> TopicInfo:
-        change = self._change_of(name)
+        change = self._get_change(name)
         change.deleted = True
         self._deleted.add(change.state.id)
         self._topics_added -= 1
@@ -145,27 +145,27 @@ class Transaction:
         return change.state.info()
 
     def append(self, batch: Batch) -> Appended:
-        _check(batch)
+        _check_batch(batch)
         found = self._find(batch.topic)
         if found is None:
             raise TopicNotFound(batch.topic)
         if batch.epoch is not None and batch.epoch != found.epoch:
             raise EpochChanged(batch.topic, batch.epoch, found.epoch)
         if batch.producer is None:
-            return self._append_by_id(self._change_of(batch.topic), batch)
-        own = self._producer_state(found.id, batch, scoped(batch.scope, batch.producer))
-        last = own or self._unclaimed_producer_state(found.id, batch)
+            return self._append_by_id(self._get_change(batch.topic), batch)
+        own = self._find_producer(found.id, batch, scope_key(batch.scope, batch.producer))
+        last = own or self._find_unclaimed_producer(found.id, batch)
         if last is not None and batch.sequence is not None and batch.sequence <= last.sequence:
             return self._duplicate_result(found.epoch, batch, last)
         if own is None and batch.scope is not None:
             self._count_producer(batch.scope, is_claim=last is not None)
-        return self._append_by_sequence(self._change_of(batch.topic), batch)
+        return self._append_by_sequence(self._get_change(batch.topic), batch)
 
     def _append_by_id(self, change: TopicChange, batch: Batch) -> Appended:
         """Store the drafts whose ids are new, and return the offsets of all."""
         drafts, scope = batch.drafts, batch.scope
         state, dedup = change.state, self._log_state.dedup
-        known = dedup.of_topic(state.id)
+        known = dedup.get_topic(state.id)
         age_us = self.now.age_us
         cutoff_us = age_us - dedup.window_us
         ts_us = max(self.now.ts_us, state.last_ts_us)
@@ -202,9 +202,9 @@ class Transaction:
         self._add(change, drafts, ts_us)
         if self._log_state.dedup.is_enabled:
             for i, draft in enumerate(drafts):
-                id = scoped(batch.scope, draft.id)
+                id = scope_key(batch.scope, draft.id)
                 change.ids[id] = DedupEntry(state.id, id, first + i, ts_us, self.now.age_us)
-        producer = scoped(batch.scope, batch.producer)
+        producer = scope_key(batch.scope, batch.producer)
         change.producers[producer] = ProducerState(batch.sequence, first, len(drafts), ts_us, self.now.age_us)
         if batch.scope is not None:
             # From now on the name is this caller's, if an earlier version stored it, which let any caller use it.
@@ -245,13 +245,13 @@ class Transaction:
         self.records += len(records)
         self.size_bytes += total
 
-    def _producer_state(self, topic_id: int, batch: Batch, producer: str) -> ProducerState | None:
+    def _find_producer(self, topic_id: int, batch: Batch, producer: str) -> ProducerState | None:
         change = self._by_name.get(batch.topic)
         if change is not None and (last := change.producers.get(producer)) is not None:
             return last
         return self._log_state.find_producer(topic_id, producer)
 
-    def _unclaimed_producer_state(self, topic_id: int, batch: Batch) -> ProducerState | None:
+    def _find_unclaimed_producer(self, topic_id: int, batch: Batch) -> ProducerState | None:
         """Return the last batch under this name, if an earlier version stored it and no caller has claimed the name."""
         change = self._by_name.get(batch.topic)
         if batch.producer is None or batch.scope is None:
@@ -275,7 +275,7 @@ class Transaction:
         state = self._log_state.topics.get(name)
         return None if state is None or state.id in self._deleted else state
 
-    def _change_of(self, name: str) -> TopicChange:
+    def _get_change(self, name: str) -> TopicChange:
         """Return the change of an existing topic; the first time a copy of its state."""
         change = self._by_name.get(name)
         if change is None:
@@ -297,11 +297,11 @@ def _check_retention(retention: Retention) -> None:
             raise BadRequest(f"retention {name} is {limit}, but must be 0 (no limit) or more")
 
 
-def _check(batch: Batch) -> None:
+def _check_batch(batch: Batch) -> None:
     if (batch.producer is None) != (batch.sequence is None):
         raise BadRequest("a batch names both a producer and a sequence, or neither")
     if batch.producer is not None and "\0" in batch.producer:
-        # It would be taken for the key that ``scoped`` makes of another caller's producer.
+        # It would equal the key that ``scope_key`` makes of another caller's producer.
         raise BadRequest("the name of a producer cannot contain a NUL character")
     if batch.sequence is not None and not -INTEGER_MAX <= batch.sequence <= INTEGER_MAX:
         raise BadRequest(f"sequence {batch.sequence} does not fit into 64 bits")

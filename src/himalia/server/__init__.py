@@ -1,6 +1,6 @@
 """The server: REST, WebSocket and Server-Sent Events on one context.
 
-Names are imported when asked for, so that commands which only change a file of the server do not load all of it.
+Names are imported when they are used, so that commands which only change a file of the server do not load all of it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The ASGI application. Runs on any ASGI server; ``himalia.server.run`` runs it on uvicorn, quickly."""
+"""The ASGI application. Runs on any ASGI server; ``himalia.server.run`` runs it on uvicorn, with a fast path."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def create_app(settings: Settings | None = None, context: ServerContext | None =
         openapi_url=None,  # in ``reference``
     )
     app.state.context = context
-    errors.install(app)
+    errors.install_error_handlers(app)
     for api in (
         topics,
         publish,
@@ -75,7 +75,7 @@ def create_app(settings: Settings | None = None, context: ServerContext | None =
 
 
 def _build_routes(app: FastAPI) -> None:
-    """Now, because FastAPI would do it for the first request, and everybody else would wait 0.1 s for that."""
+    """Build all routes now: FastAPI would do it for the first request, which stops the server for 0.1 s."""
     nowhere = {"type": "http", "method": "GET", "path": "", "root_path": "", "headers": []}
     for route in app.router.routes:
         route.matches(nowhere)
@@ -84,7 +84,7 @@ def _build_routes(app: FastAPI) -> None:
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     context: ServerContext = app.state.context
-    if context.is_open:  # whoever opened it closes it
+    if context.is_open:  # its owner closes it
         yield
         return
     await context.open()

@@ -1,4 +1,4 @@
-"""The caller of a request, as FastAPI routes declare it, and rights on one topic, where its owner counts too."""
+"""Dependencies of FastAPI routes: the context and the caller of a request; rights on a topic, with its owner's."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from himalia.server.identity import Principal, Right
 from himalia.token_proof import PATH as PROOF
 from himalia.topics import is_reserved
 
-# Only for the OpenAPI document: the key itself is found by ``Authenticator``, for REST and WebSocket alike.
+# Only for the OpenAPI document: ``Authenticator`` reads the key itself, for REST and WebSocket.
 _header = APIKeyHeader(name="X-API-Key", auto_error=False)
 _bearer = HTTPBearer(auto_error=False)
 _query = APIKeyQuery(name="token", auto_error=False)
 
 
 OPEN_PATHS = frozenset({"/", "/health", PROOF, "/docs", "/openapi.json", "/asyncapi.json"})
-"""What is answered without a key: whether the server is well, and documents that describe the program, not the data."""
+"""Requests that need no key: the server's health, and documents that describe the program, not the data."""
 OPEN_PREFIX = "/page/"
 
 
 def is_open(scope: Scope) -> bool:
-    """Whether a request is answered without a key. A route that names ``Caller`` asks for one all the same."""
+    """Whether a request needs no key; a route with a ``Caller`` requires one nevertheless."""
     path: str = scope["path"]
-    if scope["method"] == "OPTIONS":  # a browser asks without credentials what it may send
+    if scope["method"] == "OPTIONS":  # a browser's preflight request has no credentials
         return True
     return scope["method"] in ("GET", "HEAD") and (path in OPEN_PATHS or path.startswith(OPEN_PREFIX))
 
 
 async def identify(scope: Scope, context: ServerContext) -> Principal:
-    """The caller of this request, authenticated once and then kept in the scope; ``Unauthorized`` if there is none."""
+    """Return the caller of this request, authenticated once and then stored in the scope, or raise ``Unauthorized``."""
     state: dict[str, Any] = scope.setdefault("state", {})
     if (known := state.get("principal")) is None:
         known = await context.authenticate(scope)
@@ -49,25 +49,25 @@ async def identify(scope: Scope, context: ServerContext) -> Principal:
 # These are coroutines because FastAPI runs plain functions in a thread.
 
 
-async def context_of(request: Request) -> ServerContext:
+async def get_context(request: Request) -> ServerContext:
     context: ServerContext = request.app.state.context
     return context
 
 
-async def principal_of(request: Request) -> Principal:
+async def get_principal(request: Request) -> Principal:
     return await identify(request.scope, request.app.state.context)
 
 
-async def maybe_principal(request: Request) -> Principal | None:
+async def find_principal(request: Request) -> Principal | None:
     try:
-        return await principal_of(request)
+        return await get_principal(request)
     except (Unauthorized, IssuerUnavailable):
         return None
 
 
-Context = Annotated[ServerContext, Depends(context_of)]
-Caller = Annotated[Principal, Depends(principal_of)]
-MaybeCaller = Annotated[Principal | None, Depends(maybe_principal)]
+Context = Annotated[ServerContext, Depends(get_context)]
+Caller = Annotated[Principal, Depends(get_principal)]
+MaybeCaller = Annotated[Principal | None, Depends(find_principal)]
 SECURITY = [Security(_header), Security(_bearer), Security(_query)]
 
 
@@ -83,7 +83,7 @@ async def require_right(log: Log, caller: Principal, right: Right, topic: str) -
 
 async def _owner(log: Log, caller: Principal, right: Right, topic: str) -> str | None:
     if not is_reserved(topic) or not caller.owns(right):
-        return None  # it would not matter
+        return None  # the owner does not matter
     try:
         return (await log.info(topic)).owner
     except TopicNotFound:

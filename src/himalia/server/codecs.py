@@ -28,7 +28,7 @@ def error_message(
 
 
 class JsonCodec:
-    """What is said, as messages; subclasses say how it is framed."""
+    """Encodes notices as messages; subclasses frame them."""
 
     def frame(self, message: ServerMessage) -> bytes:
         raise NotImplementedError
@@ -105,7 +105,7 @@ class WebSocketCodec(JsonCodec):
 class SseCodec(JsonCodec):
     """Server-Sent Events: an offset is the event's id, so that ``Last-Event-ID`` resumes behind it.
 
-    Events of a pattern have no ids: one offset could not say where each of its topics stands.
+    Events of a pattern have no ids: one offset cannot be the position of each of its topics.
     """
 
     def __init__(self, *, ids: bool = True) -> None:

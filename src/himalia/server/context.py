@@ -1,4 +1,4 @@
-"""What the parts of one running server share: settings, log, manager, kernels, keys, connections."""
+"""The state that the parts of one server share: settings, log, manager, kernels, callers, connections."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from himalia.record import Retention
 from himalia.server.caller_usage import CallerUsages, ConnectionSlot
 from himalia.server.http.admission import Admission, connections_within_descriptors
 from himalia.server.http.body_budget import BodyBudget
-from himalia.server.identity import Frontier, Principal
+from himalia.server.identity import OriginCheck, Principal
 from himalia.server.identity.authenticator import Authenticator
-from himalia.server.identity.failed_attempts import Refusals
+from himalia.server.identity.failed_attempts import FailedAttempts
 from himalia.server.observe.audit import Audit, AuditEvent
 from himalia.server.observe.kernel_observer import KernelObserver
 from himalia.server.observe.metrics import Metrics
-from himalia.server.observe.pipeline_positions import PipelineReading
+from himalia.server.observe.pipeline_positions import PositionsForwarder
 from himalia.server.observe.tracing import OpenTelemetryTracing, make_tracing
 from himalia.server.rest.table_queries import QueryPool
 from himalia.server.websocket.session import WebSocketSession
@@ -36,23 +36,22 @@ if TYPE_CHECKING:
 logger = logging.getLogger("himalia.server")
 
 SWEEP_EVERY_S = 10.0
-"""How often callers that have gone are forgotten."""
+"""How often the usage of idle callers is dropped."""
 READERS_SHARE = 8
-"""One in so many places for readers is kept for callers that have none."""
+"""One in so many readers is reserved for callers that have none."""
 CONNECTIONS_SHARE = 8
-"""One in so many of ``connections_max`` is for other callers than the one that has most."""
+"""One in so many of ``connections_max`` is reserved for other callers than the one that has most."""
 ENVELOPE_BYTES = 16 * 1024
-"""What a message may need beside its payload and headers: type, topic, ids, a filter."""
-
+"""What a message may need in addition to its payload and headers: type, topic, ids, a filter."""
 ENCODINGS_AT_ONCE = 2
 
 
 class ServerContext:
-    """One server's state, made before the event loop runs and opened on it."""
+    """One server's state, made before the event loop runs and opened on it. Belongs to the event loop."""
 
     def __init__(self, settings: Settings, log: Log | None = None, *, kernel_descriptors: int = 0) -> None:
         self.settings = settings
-        self.frontier = Frontier(settings.host, settings.allowed_hosts, settings.allowed_origins)
+        self.origin_check = OriginCheck(settings.host, settings.allowed_hosts, settings.allowed_origins)
         self.admission = Admission(
             connections_within_descriptors(settings.connections_max), settings.anonymous_connections_max
         )
@@ -62,17 +61,15 @@ class ServerContext:
         self.audit = Audit(
             self.log, Retention(settings.audit_retention_age_s, settings.audit_retention_bytes, count=0)
         )
-        self.refusals = Refusals(self.audit, settings.refused_key_delay_s)
-        self.identity = Authenticator(settings, self.log.url)
-        self.identity.on_event = self._record
-        self.identity.on_wrong_key = self.refusals.refuse
+        self.failed_attempts = FailedAttempts(self.audit, settings.refused_key_delay_s)
+        self.identity = Authenticator(settings, self.log.url, self)
         tracing = make_tracing() if settings.tracing else None
-        self.manager = PubSubManager(self.log, settings, tracing, on_published=self.let_go)
+        self.manager = PubSubManager(self.log, settings, tracing, on_published=self.resume_held)
         self.kernel_observer = KernelObserver(self.audit)
         self.kernel_host = self._make_kernel_host(tracing, kernel_descriptors) if settings.kernels else None
         """None if this server runs no kernels; see ``kernels``."""
         self.tables = QueryPool(settings.warehouse, settings.queries_max, settings.queries_per_caller)
-        self._reading = PipelineReading(self.log)
+        self._pipeline_positions = PositionsForwarder(self.log)
         self.usages = CallerUsages()
         self.connections: dict[WebSocketSession, None] = {}
         self.streams: dict[Outlet, None] = {}
@@ -83,7 +80,7 @@ class ServerContext:
         self.encodings = asyncio.Semaphore(ENCODINGS_AT_ONCE)
         self.formatting = asyncio.Lock()
         self.draining = False
-        self._hurried = False
+        self._stops_draining = False
         self.is_open = False
         self._held: dict[Callable[[], None], None] = {}
         self._heartbeats: asyncio.Task[None] | None = None
@@ -100,7 +97,7 @@ class ServerContext:
         return KernelHost(self.manager, self.settings, self.kernel_observer, options)
 
     async def open(self) -> None:
-        """Open the log and begin to follow it. Raises what the log raises, in words for people."""
+        """Open the log and everything that reads it. Raises ``HimaliaError`` if the log cannot be opened."""
         await self.log.open()
         try:
             await self.audit.open()
@@ -110,7 +107,7 @@ class ServerContext:
             await self.log.close()
             raise
         self.is_open = True
-        await self._reading.open()
+        await self._pipeline_positions.open()
         await self.manager.start()
         try:
             if self.kernel_host is not None:
@@ -128,9 +125,9 @@ class ServerContext:
         if self.kernel_host is not None:
             await asyncio.wait({self.kernel_host.begin_close()}, timeout=self.settings.shutdown_s)
             await self.kernel_host.cancel_close()
-        await self._reading.close()
+        await self._pipeline_positions.close()
         await self.tables.close()
-        self.refusals.close()
+        self.failed_attempts.close()
         await self.audit.close()
         await self.manager.stop()
         await self.log.close()
@@ -148,23 +145,26 @@ class ServerContext:
 
     @property
     def frame_bytes_max(self) -> int:
-        """The largest frame, line or body in which a single message can come."""
+        """The largest frame, line or body with a single message."""
         return self.settings.message_bytes_max + self.settings.headers_bytes_max + ENVELOPE_BYTES
 
     async def authenticate(self, scope: Scope) -> Principal:
-        """The caller of a request or handshake, known by its head alone; ``Unauthorized`` without a valid key.
+        """Return the caller of a request or handshake, by its head alone; ``Unauthorized`` without a valid key.
 
         The one place where credentials are checked: the HTTP middleware and the WebSocket endpoint call it once each,
         before a body is read.
         """
         return await self.identity.authenticate(scope)
 
-    def _record(self, event: str, caller: str, fields: Mapping[str, object]) -> None:
+    def on_identity_event(self, event: str, caller: str, fields: Mapping[str, object]) -> None:
         self.audit.record(AuditEvent(event), caller, **fields)
+
+    async def on_refusal(self, scope: Scope) -> None:
+        await self.failed_attempts.count(scope)
 
     @property
     def token(self) -> str | None:
-        """The token that lets everything be done, where there is one; known once the context is open."""
+        """The token that permits everything, if there is one; a generated one is known after ``open``."""
         return self.identity.token
 
     # Connections
@@ -174,9 +174,9 @@ class ServerContext:
         return len(self.connections) + len(self.streams)
 
     def admit(self, principal: Principal) -> ConnectionSlot:
-        """A place for a new WebSocket or stream; refused beyond the server's or the caller's limit, and in shutdown.
+        """Count a new WebSocket or event stream; refuse it beyond the server's or the caller's limit, and in shutdown.
 
-        The last of the places are for others than the caller that has most.
+        The last ones are reserved for other callers than the one that has most.
         """
         if self.draining:
             raise ShuttingDown("the server is shutting down; connect again in a moment")
@@ -187,26 +187,26 @@ class ServerContext:
         usage, limit = self.usages.of(principal), self.settings.connections_max
         if len(usage.slots) >= limit - limit // CONNECTIONS_SHARE:
             raise TooManyConnections(
-                f"{principal.name!r} has {len(usage.slots)} connections open, and the last of {limit} are kept for "
-                "others; close one first or raise connections_max"
+                f"{principal.name!r} has {len(usage.slots)} connections open, and the last of {limit} are reserved "
+                "for others; close one first or raise connections_max"
             )
         return usage.open_slot()
 
     @property
     def readers(self) -> int:
-        """Answers that read a topic and are under way."""
+        """Responses that are reading a topic now."""
         return self._readers_of.total()
 
     def admit_reader(self, caller: Principal) -> None:
-        """Take a place for an answer that reads a topic; refuse it beyond the limit. ``release_reader`` follows.
+        """Count a response that reads a topic, until ``release_reader``; refuse it beyond the limit.
 
-        The last of the places are for callers that have none, so that one caller with slow readers keeps no other out.
+        The last ones are reserved for callers that have none, so that one with slow readers does not block others.
         """
         limit = self.settings.readers_max
         mine = self._readers_of[caller.name]
         if self.readers >= limit - (limit // READERS_SHARE if mine else 0):
             raise TooManyReaders(
-                f"{self.readers} readers are being answered, {mine} of them of {caller.name!r}; try again later or "
+                f"{self.readers} responses are reading a topic, {mine} of them of {caller.name!r}; try again later or "
                 "raise readers_max"
             )
         self._readers_of[caller.name] += 1
@@ -217,7 +217,7 @@ class ServerContext:
             del self._readers_of[caller.name]
 
     async def _beat(self) -> None:
-        """Ping every connection in its own rhythm and end those that are dead."""
+        """Let every connection check its liveness, several times within the shortest timeout."""
         loop = asyncio.get_running_loop()
         pause = (
             min(
@@ -242,22 +242,22 @@ class ServerContext:
 
     @property
     def is_full(self) -> bool:
-        """Whether so much waits for its commit that nobody should read more publishes."""
+        """Whether so many bytes are uncommitted that no more publishes should be read."""
         return self.manager.in_flight_bytes >= self.settings.in_flight_bytes_max
 
     def hold(self, resume: Callable[[], None]) -> None:
-        """Call ``resume`` when there is room again."""
+        """Call ``resume`` once, when there is room again."""
         self._held[resume] = None
 
-    def let_go(self) -> None:
-        """Something was committed: resume those on hold if half of the room is free again."""
+    def resume_held(self) -> None:
+        """Called after commits: call the ``resume`` of all on hold if half of the room is free again."""
         if self._held and self.manager.in_flight_bytes <= self.settings.in_flight_bytes_max // 2:
             held, self._held = self._held, {}
             for resume in held:
                 resume()
 
-    async def until_admitted(self) -> None:
-        """For callers that can wait: come back when there is room."""
+    async def wait_for_room(self) -> None:
+        """Return when there is room for more publishes."""
         while self.is_full:
             room = asyncio.get_running_loop().create_future()
             self.hold(lambda room=room: room.done() or room.set_result(None))  # type: ignore[misc]
@@ -266,7 +266,7 @@ class ServerContext:
     # Shutdown
 
     async def drain(self, close_code: int) -> None:
-        """Say goodbye: commit and acknowledge what came in, deliver what is pending, close. Bounded in time."""
+        """Commit and acknowledge accepted publishes, deliver pending records, then close all connections."""
         self.draining = True
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.settings.shutdown_s
@@ -274,26 +274,26 @@ class ServerContext:
             connection.announce_shutdown()
         for stream in list(self.streams):
             stream.close(ShuttingDown("the server is shutting down; connect again in a moment"))
-        # Those who watch see the end of their kernels too.
+        # Subscribers still get the end of their kernels.
         ending = self.kernel_host.begin_close() if self.kernel_host is not None else None
         await self.tables.close()
         calm = 0
-        # Twice in a row, because a commit is followed by its delivery only in the next turn of the loop.
-        while calm < 2 and not self._hurried and loop.time() < deadline:
+        # Twice in succession, because a commit is delivered only in the next turn of the loop.
+        while calm < 2 and not self._stops_draining and loop.time() < deadline:
             await asyncio.sleep(0.01)
             calm = calm + 1 if (ending is None or ending.done()) and self._is_drained() else 0
         if self.kernel_host is not None:
             await self.kernel_host.cancel_close()
         for connection in list(self.connections):
             connection.close(close_code, "server shutdown")
-        while self.connections and not self._hurried and loop.time() < deadline + 1:
+        while self.connections and not self._stops_draining and loop.time() < deadline + 1:
             await asyncio.sleep(0.01)
         for connection in list(self.connections):
             connection.abort()
 
-    def hurry(self) -> None:
-        """Wait for no peer any longer; what was accepted is stored all the same."""
-        self._hurried = True
+    def stop_draining(self) -> None:
+        """Wait for no client any longer; accepted publishes are stored nevertheless."""
+        self._stops_draining = True
 
     def _is_drained(self) -> bool:
         return self.manager.is_idle and all(connection.is_drained for connection in self.connections)

@@ -1,4 +1,4 @@
-"""From what a client published to what the log stores: checks, limits, and the publisher's stamp."""
+"""Makes drafts for the log from published messages: checks, limits, and the headers ``publisher`` and ``caller``."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from himalia.server.identity import Principal, Right
 from himalia.settings import Settings
 from himalia.topics import AUDIT_TOPIC, KERNEL_TOPIC_PREFIX, PIPELINE_TOPIC_PREFIX, check_name
 
-TOPICS_REMEMBERED_MAX = 1000
-STAMPS_REMEMBERED_MAX = 100
+TOPICS_CACHED_MAX = 1000
+HEADERS_CACHED_MAX = 100
 
 
 class Drafter:
     """Makes drafts for one caller, over WebSocket and REST alike."""
 
-    __slots__ = ("_allowed", "_principal", "_settings", "_stamps")
+    __slots__ = ("_allowed", "_own_headers", "_principal", "_settings")
 
     def __init__(self, settings: Settings, principal: Principal) -> None:
         self._settings = settings
         self._principal = principal
-        # Topics that were found to be allowed; rights do not change while a caller is connected.
+        # Topics that the caller may publish to; rights do not change while a caller is connected.
         self._allowed: set[str] = set()
         # The headers of messages that have none of their own, by publisher.
-        self._stamps: dict[str, bytes] = {}
+        self._own_headers: dict[str, bytes] = {}
 
     def draft(self, topic: str, message: Message, client_id: str | None = None) -> Draft:
-        """A draft for this topic, or the error that says why not."""
+        """Return a draft for this topic, or raise the error that refuses it."""
         if topic not in self._allowed:
             self.check_topic(topic)
-        # Line breaks in JSON are only ever white space; without them a payload fits on one line anywhere.
+        # Line breaks in JSON are always white space; without them a payload fits on one line.
         payload = bytes(message.payload)
         if b"\n" in payload or b"\r" in payload:
             payload = payload.replace(b"\n", b" ").replace(b"\r", b" ")
@@ -41,7 +41,7 @@ class Drafter:
         return Draft(message.id, payload, self._headers(message.headers, client_id))
 
     def check_topic(self, topic: str) -> None:
-        """Whether the caller may publish there at all."""
+        """Raise ``Forbidden`` or ``BadRequest`` unless the caller may publish to this topic."""
         check_name(topic, self._settings.topic_length_max)
         if topic == AUDIT_TOPIC:
             raise Forbidden(f"{topic!r} is reserved: only the server writes its audit trail", topic=topic)
@@ -50,11 +50,11 @@ class Drafter:
             raise Forbidden(f"{topic!r} is reserved: only a kernel's own output goes there", topic=topic)
         if topic.startswith(PIPELINE_TOPIC_PREFIX):
             self._principal.require(Right.MANAGE, topic)
-        if len(self._allowed) < TOPICS_REMEMBERED_MAX:
+        if len(self._allowed) < TOPICS_CACHED_MAX:
             self._allowed.add(topic)
 
     def _headers(self, headers: dict[str, str] | None, client_id: str | None) -> bytes:
-        """The client's headers, stamped with who published: what a client says of that itself is overwritten."""
+        """Return the client's headers, with ``publisher`` and ``caller`` overwritten by the server."""
         principal = self._principal
         publisher = principal.short_name
         if not principal.named and client_id:
@@ -66,9 +66,9 @@ class Drafter:
                     f"headers have at most {self._settings.headers_bytes_max} bytes as JSON, these have {len(encoded)}"
                 )
             return encoded
-        stamp = self._stamps.get(publisher)
-        if stamp is None:
-            if len(self._stamps) >= STAMPS_REMEMBERED_MAX:
-                self._stamps.clear()
-            stamp = self._stamps[publisher] = encode({"publisher": publisher, "caller": principal.name})
-        return stamp
+        cached = self._own_headers.get(publisher)
+        if cached is None:
+            if len(self._own_headers) >= HEADERS_CACHED_MAX:
+                self._own_headers.clear()
+            cached = self._own_headers[publisher] = encode({"publisher": publisher, "caller": principal.name})
+        return cached

@@ -1,6 +1,6 @@
-"""Errors as HTTP answers: one shape, ``{"error": {"code", "message"}}``, whatever went wrong.
+"""Errors as HTTP responses, all of the shape ``{"error": {"code", "message"}}``.
 
-Below ``/api`` they also carry what Jupyter's clients look for.
+Below ``/api`` they also have the fields that Jupyter's clients expect.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from himalia.server.rest.schema import json_response
 logger = logging.getLogger("himalia.server")
 
 PROBLEMS_MAX = 5
-"""Wrong fields that are named; a body may have thousands."""
+"""Invalid fields that are listed; a body may have thousands."""
 STATUS = {
     ErrorCode.BAD_REQUEST: 422,
     ErrorCode.BAD_FILTER: 422,
@@ -52,7 +52,7 @@ STATUS = {
     ErrorCode.EXECUTION_NOT_FOUND: 404,
     ErrorCode.TABLE_NOT_FOUND: 404,
     ErrorCode.KERNEL_UNAVAILABLE: 409,
-    # The server is well; what it would have passed the request on to is not.
+    # The server is healthy; the kernel is not.
     ErrorCode.KERNEL_FAILED: 502,
     ErrorCode.SHUTTING_DOWN: 503,
     ErrorCode.UNAVAILABLE: 503,
@@ -61,9 +61,9 @@ STATUS = {
 
 
 def error_response(error: HimaliaError, path: str = "") -> Response:
-    """The answer to a request for ``path`` that failed."""
+    """Return the response to a request for ``path`` that failed."""
     status = STATUS.get(error.code, 500)
-    headers = security_headers()  # here too, because a bug's answer passes no middleware
+    headers = security_headers()  # here too, because the response to a bug passes no middleware
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     if status in (429, 503):
@@ -82,8 +82,8 @@ def _body(path: str, code: str, message: str) -> models.ErrorResponse:
     return models.KernelError(error, message) if path.startswith("/api/") else models.ErrorResponse(error)
 
 
-def install(app: FastAPI) -> None:
-    """Make every failure of the application answer in the one shape."""
+def install_error_handlers(app: FastAPI) -> None:
+    """Register handlers for every error of the application."""
     app.add_exception_handler(HimaliaError, _on_himalia_error)
     app.add_exception_handler(RequestValidationError, _on_invalid_request)
     app.add_exception_handler(HTTPException, _on_http_exception)
@@ -100,13 +100,13 @@ async def _on_himalia_error(request: Request, error: Exception) -> Response:
 async def _on_invalid_request(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     problems = error.errors()
-    told = [
+    shown = [
         f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}"
         for problem in problems[:PROBLEMS_MAX]
     ]
     if len(problems) > PROBLEMS_MAX:
-        told.append(f"and {len(problems) - PROBLEMS_MAX} more")
-    return await _on_himalia_error(request, BadRequest("; ".join(told)))
+        shown.append(f"and {len(problems) - PROBLEMS_MAX} more")
+    return await _on_himalia_error(request, BadRequest("; ".join(shown)))
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
@@ -125,7 +125,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 
 
 async def _allowed_methods(request: Request) -> str:
-    """All methods of this path; the router only tells those of the first route that it found."""
+    """Return all methods of this path; the router reports only those of the first matching route."""
     paths: dict[str, dict[str, object]] = (await api_document(request.app))["paths"]
     wanted = request.url.path
     # A path of its own, such as /api/kernels/attach, is not also a kernel with that id.
@@ -136,7 +136,7 @@ async def _allowed_methods(request: Request) -> str:
 
 
 async def _on_disconnect(request: Request, error: Exception) -> Response:
-    """The client went away in the middle of its body; nobody reads this answer."""
+    """Handle a client that disconnected before the end of its body; the response reaches no one."""
     return error_response(BadRequest("the body ended too early"), request.url.path)
 
 
@@ -145,9 +145,9 @@ async def _on_bug(request: Request, error: Exception) -> Response:
     caller = principal.name if principal is not None else "unknown"
     what = request.method, request.url.path, caller
     logger.error("%s %s of %s failed", *what, exc_info=error, extra={"caller": caller})
-    told = InternalError("the server failed on this request; its log says why")
-    answer = error_response(told, request.url.path)
-    if demands_tls(request.scope):  # Starlette answers a bug outside all middleware
+    internal = InternalError("the server failed on this request; its log says why")
+    response = error_response(internal, request.url.path)
+    if demands_tls(request.scope):  # Starlette responds to a bug outside all middleware
         name, value = TRANSPORT_SECURITY
-        answer.headers[name] = value
-    return answer
+        response.headers[name] = value
+    return response

@@ -1,27 +1,24 @@
-"""Running the server: one process, one event loop, until it is told to stop."""
+"""Runs the server: one process, one event loop, until SIGTERM or SIGINT."""
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import signal
 import socket
 import ssl
-import sys
 from collections.abc import Callable
 from types import FrameType
 
 import anyio
 import msgspec
 import uvicorn
-import uvloop
 
 from himalia.errors import ConfigurationError
 from himalia.local_server import RunningServer, write_runtime_file
-from himalia.malloc import release_freed_memory, tune_malloc
 from himalia.record import now_us
+from himalia.server import performance
 from himalia.server.app import create_app
 from himalia.server.context import ServerContext
 from himalia.server.http.admission import Admitted, raise_descriptor_limit
@@ -35,12 +32,9 @@ from himalia.settings import Settings
 
 logger = logging.getLogger("himalia.server")
 
-SWITCH_INTERVAL_S = 0.0005
-"""How long the log's writer waits for a busy event loop. Python's 5 ms would be longer than the commit itself."""
-
 
 class Server(uvicorn.Server):
-    """uvicorn's server, which says goodbye before it closes and ends without an error when told to stop."""
+    """uvicorn's server. Drains connections before it closes them, and exits with 0 after SIGTERM or SIGINT."""
 
     def __init__(
         self, config: uvicorn.Config, context: ServerContext, url: str, on_listening: Callable[[Server], None]
@@ -54,14 +48,14 @@ class Server(uvicorn.Server):
         self.url = url
         self._context = context
         self._on_listening = on_listening
-        # A supervisor's SIGTERM is mostly followed by a new start; a person's Ctrl-C is not.
+        # SIGTERM comes from a supervisor, which mostly starts the server again; Ctrl-C from a person.
         self._close_code = CLOSE_SERVICE_RESTART
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen in our own way: uvicorn's counts no connection, and names no deadline for a TLS handshake."""
+        """Listen with ``Listener``: uvicorn's server counts no connections and has no timeout for TLS handshakes."""
         settings = self._context.settings
         await self.lifespan.startup()
-        # Imports much when it is first used, which would be in the first answer that streams.
+        # The first use imports many modules, and would delay the first streaming response.
         async with anyio.create_task_group():
             pass
         self.servers = [
@@ -81,10 +75,10 @@ class Server(uvicorn.Server):
         return HttpProtocol(self.config, self.server_state, self.lifespan.state, self._http_options, admitted)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        # Unlike uvicorn's, this does not raise the signal again at the end: the exit code is 0.
+        # uvicorn's method would raise the signal again at the end; here the exit code is 0.
         if self.should_exit and sig == signal.SIGINT:
             self.force_exit = True
-            self._context.hurry()
+            self._context.stop_draining()
         if sig == signal.SIGINT:
             self._close_code = CLOSE_GOING_AWAY
         self.should_exit = True
@@ -98,9 +92,9 @@ class Server(uvicorn.Server):
 
 
 def serve(settings: Settings, on_started: Callable[[str, str | None], None] | None = None) -> None:
-    """Run until SIGTERM or SIGINT. Raises a ``HimaliaError`` that says what to do if it cannot start.
+    """Run until SIGTERM or SIGINT. Raises a ``HimaliaError`` if the server cannot start.
 
-    ``on_started`` is called with the address and the token as soon as connections are accepted.
+    ``on_started`` is called with the URL and the token as soon as connections are accepted.
     """
     if settings.workers != 1:
         raise ConfigurationError(
@@ -108,25 +102,19 @@ def serve(settings: Settings, on_started: Callable[[str, str | None], None] | No
             "(nats://) is planned"
         )
     log_config.configure(settings.log_level, settings.log_format)
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
-    tune_malloc()
-    release_freed_memory()
+    performance.tune_process(settings)
     context = ServerContext(settings, kernel_descriptors=raise_descriptor_limit())
     listener = listen(settings.host, settings.port)
     if not is_loopback(settings.host) and settings.ssl_certfile is None:
-        logger.warning(
-            "listening on %s without TLS: keys and messages cross the network in the clear", settings.host
-        )
+        logger.warning("listening on %s without TLS: keys and messages are sent unencrypted", settings.host)
 
     def on_listening(server: Server) -> None:
-        # What was imported stays for good: a full collection that walks through it stops everything for 60 ms.
-        gc.collect()
-        gc.freeze()
+        performance.freeze_imports(settings)
         if on_started is not None:
             on_started(server.url, context.token)
 
     try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        with asyncio.Runner(loop_factory=lambda: performance.make_event_loop(settings)) as runner:
             runner.run(serve_on(context, listener, on_listening))
     finally:
         listener.close()
@@ -146,14 +134,14 @@ def listen(host: str, port: int) -> socket.socket:
 async def serve_on(
     context: ServerContext, listener: socket.socket, on_listening: Callable[[Server], None]
 ) -> None:
-    """Serve a context on a listening socket until the server is told to exit; tell other programs meanwhile."""
+    """Serve on a listening socket until a signal; meanwhile the runtime file shows the server to other programs."""
     await context.open()
     try:
         server = Server(_config(context), context, _url(context.settings, listener), on_listening)
         running = RunningServer(server.url, context.token, os.getpid(), context.log.url, now_us())
         announced = write_runtime_file(running)
-        context.identity.on_token = lambda token: _announce_again(
-            msgspec.structs.replace(running, token=token)
+        context.identity.watch_token(
+            lambda token: _update_runtime_file(msgspec.structs.replace(running, token=token))
         )
         try:
             await server.serve(sockets=[listener])
@@ -163,8 +151,8 @@ async def serve_on(
         await context.close()
 
 
-def _announce_again(running: RunningServer) -> None:
-    """Other programs of this user find the new token."""
+def _update_runtime_file(running: RunningServer) -> None:
+    """Publish a new token to other programs of this user."""
     try:
         write_runtime_file(running)
     except ConfigurationError as error:
@@ -172,19 +160,19 @@ def _announce_again(running: RunningServer) -> None:
 
 
 def _check_tls(settings: Settings) -> None:
-    """``ConfigurationError`` for settings by which an operator would expect more than the server does."""
-    asks = settings.ssl_cert_reqs != "none"
-    if settings.ssl_certfile is None and (asks or settings.ssl_keyfile or settings.ssl_ca_certs):
+    """Raise ``ConfigurationError`` for TLS settings that have no effect without others."""
+    verifies = settings.ssl_cert_reqs != "none"
+    if settings.ssl_certfile is None and (verifies or settings.ssl_keyfile or settings.ssl_ca_certs):
         raise ConfigurationError(
             "ssl_keyfile, ssl_ca_certs and ssl_cert_reqs need ssl_certfile: without it the server does not speak TLS"
         )
-    if asks and settings.ssl_ca_certs is None:
+    if verifies and settings.ssl_ca_certs is None:
         raise ConfigurationError(
-            f"ssl_cert_reqs is {settings.ssl_cert_reqs}, but ssl_ca_certs names no authority to check certificates by"
+            f"ssl_cert_reqs is {settings.ssl_cert_reqs}, but ssl_ca_certs names no authority to verify certificates"
         )
-    if settings.ssl_ca_certs is not None and not asks:
+    if settings.ssl_ca_certs is not None and not verifies:
         raise ConfigurationError(
-            "ssl_ca_certs names authorities of client certificates, but ssl_cert_reqs is none, so none is asked for"
+            "ssl_ca_certs names authorities of client certificates, but ssl_cert_reqs is none, so none is requested"
         )
 
 
@@ -211,7 +199,7 @@ def _config(context: ServerContext) -> uvicorn.Config:
             ssl_ca_certs=str(settings.ssl_ca_certs) if settings.ssl_ca_certs else None,
             ssl_cert_reqs=ssl.VerifyMode[f"CERT_{settings.ssl_cert_reqs.upper()}"],
         )
-        # uvicorn would read the certificate only when it serves, where its error would be a traceback.
+        # Read the certificate now: uvicorn would do so when it serves, and an error would be a traceback.
         config.load()
     except OSError as error:
         raise ConfigurationError(f"the TLS certificate or key cannot be used: {error}") from None

@@ -129,7 +129,7 @@ def test_the_error_says_how_far_it_came() -> None:
     """A long list is not refused without a hint where to look."""
     messages = MessageList(decode_messages, 1000)
     messages.feed(b"[" + b'{"payload":1},' * 49 + b'{"payload":1}')
-    with pytest.raises(BadRequest, match="behind the first 50 messages"):
+    with pytest.raises(BadRequest, match="after the first 50 messages"):
         messages.feed(b',{"playload":1}')
 
 

@@ -154,11 +154,11 @@ def test_a_body_that_is_read_slowly_by_the_server_is_not_late(serve: Serve) -> N
     server.create("orders")
     admitted = threading.Event()
 
-    async def until_admitted() -> None:
+    async def wait_for_room() -> None:
         admitted.set()
         await asyncio.sleep(1)
 
-    server.context.until_admitted = until_admitted  # type: ignore[method-assign]
+    server.context.wait_for_room = wait_for_room  # type: ignore[method-assign]
     line = json.dumps({"payload": "x" * 10_000}).encode() + b"\n"
     with server.http() as http:
         headers = {"Content-Type": NDJSON}
@@ -313,7 +313,7 @@ def test_unfinished_bodies_stay_within_the_budget_of_memory(tmp_path: Path) -> N
             assert http.post("/topics/orders/messages", json={"payload": 0}).status_code == 200
 
 
-# TimeSlices
+# Time slices
 
 
 def test_a_large_list_takes_turns_with_everything_else(serve: Serve) -> None:

@@ -64,7 +64,7 @@ def test_a_required_client_certificate_is_asked_for(
         ({"ssl_keyfile": "key"}, "need ssl_certfile"),
         ({"ssl_ca_certs": "cert"}, "need ssl_certfile"),
         ({"ssl_certfile": "cert", "ssl_keyfile": "key", "ssl_cert_reqs": "optional"}, "names no authority"),
-        ({"ssl_certfile": "cert", "ssl_keyfile": "key", "ssl_ca_certs": "cert"}, "none is asked for"),
+        ({"ssl_certfile": "cert", "ssl_keyfile": "key", "ssl_ca_certs": "cert"}, "none is requested"),
     ],
     ids=["no TLS", "a key alone", "authorities alone", "no authority", "not asked for"],
 )

@@ -265,7 +265,7 @@ def hold_storing(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, thre
 
 
 def end_key(server: RunningServer, name: str) -> None:
-    keyring = server.context.identity._keyring
+    keyring = server.context.identity._source.keyring
     [key] = [key for key in keyring if key.principal.name == name]
     server.on_loop(lambda: key.principal.credential.end("this key was removed"))
 

@@ -15,7 +15,7 @@ from himalia.errors import ConfigurationError
 from himalia.server.identity import CallerLimits, Right, read_keys
 from himalia.server.identity.keys_file import KeysFile
 from himalia.server.identity.private_file import BYTES_MAX
-from himalia.server.identity.secret import digest_of, shown_hash
+from himalia.server.identity.secret import digest_of, format_hash
 from tests.cli.command import assert_sentence, himalia
 from tests.server.identity.credentials import Serve, write_keys
 from tests.server.raw_clients import until
@@ -32,7 +32,7 @@ def test_serve_says_why_it_does_not_start(tmp_path: Path) -> None:
     assert code == 1 and "missing.toml" in said and "Traceback" not in said
 
 
-HASH, OTHER = (shown_hash(digest_of(secret)) for secret in ("0123456789abcdef", "another-0123456789"))
+HASH, OTHER = (format_hash(digest_of(secret)) for secret in ("0123456789abcdef", "another-0123456789"))
 BAD_KEYS = {
     "not TOML": ("[keys", "is not TOML"),
     "not UTF-8": (b"\xff\xfe", "is not TOML"),
@@ -277,7 +277,7 @@ def test_a_file_that_is_broken_keeps_the_keys_of_before(
     for broken in ("[keys", "", '[keys.shop]\nkey = "short"'):
         caplog.clear()
         write_keys(keys, broken)
-        until(lambda: "stay in use" in caplog.text)
+        until(lambda: "remain valid" in caplog.text)
         assert status_of(server, "admin-key-0123456789")() == 200
     caplog.clear()
     keys.chmod(0o644)
@@ -305,7 +305,7 @@ def test_keys_in_the_clear_work_with_a_warning(
     assert "himalia keys hash" in caplog.text and "shop-key-0123456789" not in caplog.text
     with server.http(headers={"X-API-Key": "shop-key-0123456789"}) as http:
         http.get("/topics").raise_for_status()
-        found = server.context.identity._keyring.find("shop-key-0123456789")
+        found = server.context.identity._source.keyring.find("shop-key-0123456789")
         KeysFile(keys).hash()
         until(lambda: found is not None and found.spec is not None and not found.spec.is_plain)
         assert http.get("/topics").status_code == 200

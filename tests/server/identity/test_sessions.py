@@ -15,8 +15,8 @@ import pytest
 from starlette.types import Scope
 
 from himalia.errors import RateLimited
-from himalia.server.identity import sessions
 from himalia.server.identity import sessions as sessions_module
+from himalia.server.identity import sign_in_limit
 from himalia.server.identity.cookie import session_secrets
 from tests.cli.command import assert_sentence, himalia
 from tests.server.identity.credentials import TOKEN, Serve, error_of, write_keys
@@ -346,7 +346,7 @@ def test_a_file_that_others_could_have_written_signs_nobody_in(
     second = serve(port=first.port)
     with second.http(cookies=cookies) as http:
         assert error_of(http.get("/topics")) == (401, "UNAUTHORIZED")
-    assert f"the sessions in {path} are not used" in caplog.text
+    assert f"the sessions in {path} are ignored" in caplog.text
 
 
 @pytest.mark.parametrize("how", ["signed out", "revoked"])
@@ -361,7 +361,7 @@ def test_a_session_that_was_ended_stays_ended_after_a_restart(serve: Serve, how:
             http.delete("/session").raise_for_status()
         else:
             http.delete("/sessions").raise_for_status()
-    assert cookies and '"sessions":[]' in first.context.identity.sessions._path.read_text()  # type: ignore[union-attr]
+    assert cookies and '"sessions":[]' in first.context.identity.sessions.store.path.read_text()  # type: ignore[union-attr]
     first.stop()
     with serve(port=port).http(cookies=cookies) as http:
         assert http.get("/topics").status_code == 401
@@ -433,7 +433,7 @@ def test_a_caller_that_signs_in_too_often_has_to_wait(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Each time is two records of the audit trail, which any key could fill otherwise; signing out does not help."""
-    monkeypatch.setattr(sessions, "SIGN_INS_MAX", 3)
+    monkeypatch.setattr(sign_in_limit, "SIGN_INS_MAX", 3)
     server = serve(keys_file=write_keys(tmp_path / "keys.toml", KEYS))
     with server.http() as http:
         for _ in range(3):
@@ -449,15 +449,15 @@ def test_a_caller_that_signs_in_too_often_has_to_wait(
 def test_sign_ins_are_forgotten_after_a_minute() -> None:
     """Then the caller may sign in again, and nothing is kept of it."""
     now = 0.0
-    counted = sessions.SignIns(clock=lambda: now)
-    for _ in range(sessions.SIGN_INS_MAX):
+    counted = sign_in_limit.SignInLimit(clock=lambda: now)
+    for _ in range(sign_in_limit.SIGN_INS_MAX):
         counted.count("key:a")
     with pytest.raises(RateLimited):
         counted.count("key:a")
-    now = sessions.PERIOD_S - 1
+    now = sign_in_limit.PERIOD_S - 1
     counted.sweep()
     assert len(counted) == 1
-    now = sessions.PERIOD_S
+    now = sign_in_limit.PERIOD_S
     counted.count("key:a")
     now *= 2
     counted.sweep()

@@ -21,7 +21,7 @@ from himalia.log.api import Appended, Batch
 from himalia.log.memory import MemoryLog
 from himalia.record import Draft, Retention
 from himalia.server.identity import failed_attempts
-from himalia.server.identity.failed_attempts import Refusals, address_of
+from himalia.server.identity.failed_attempts import FailedAttempts, address_of
 from himalia.server.observe import audit as module
 from himalia.server.observe.audit import Audit, AuditEvent
 from himalia.topics import AUDIT_TOPIC, matches
@@ -353,7 +353,7 @@ async def test_drops_are_counted_logged_and_recorded(
             await asyncio.sleep(0)
         assert audit.dropped == 7
         assert [record.message for record in caplog.records] == [
-            "audit records are being dropped; 3 wait for the log"
+            "dropping audit records: 3 are waiting for the log"
         ]
         log.is_full = False
         await asyncio.wait_for(audit._idle.wait(), 10)
@@ -408,7 +408,7 @@ def test_wrong_keys_are_recorded_and_logged_once_a_minute(
         for number in range(8):
             assert http.get("/topics", headers={"X-API-Key": f"wrong-{number}"}).status_code == 401
         assert http.get("/topics").status_code == 401
-        audited.on_loop(lambda: audited.context.refusals._end_period("127.0.0.1"))
+        audited.on_loop(lambda: audited.context.failed_attempts._end_period("127.0.0.1"))
     found = trail(auditor, audited)[before:]
     assert [(one["event"], one["caller"], one["address"], one["count"]) for one in found] == [
         ("key_refused", "", "127.0.0.1", 1),
@@ -423,12 +423,12 @@ def test_wrong_keys_are_recorded_and_logged_once_a_minute(
 
 def test_an_unknown_session_counts_as_a_wrong_key(audited: RunningServer) -> None:
     """It is recorded and slowed down with them, and counted by itself."""
-    audited.on_loop(lambda: audited.context.refusals._end_period("127.0.0.1"))
+    audited.on_loop(lambda: audited.context.failed_attempts._end_period("127.0.0.1"))
     cookie = {f"himalia_session_{audited.port}": "no-session-of-this-server"}
     with audited.http(cookies=cookie) as http:
         for _ in range(3):
             assert http.get("/topics").status_code == 401
-    audited.on_loop(audited.context.refusals.close)
+    audited.on_loop(audited.context.failed_attempts.close)
     assert [one["count"] for one in audited.audit_trail("key_refused")[-2:]] == [1, 2]
     with audited.http(headers=ADMIN) as http:
         assert (
@@ -446,10 +446,10 @@ async def test_many_wrong_keys_are_answered_slowly(monkeypatch: pytest.MonkeyPat
     # In this module alone: servers of other tests run in this process, and sleep too.
     patched = SimpleNamespace(sleep=sleep, get_running_loop=asyncio.get_running_loop)
     monkeypatch.setattr(failed_attempts, "asyncio", patched)
-    refused = Refusals(Recorded(), 1.0)  # type: ignore[arg-type]
+    refused = FailedAttempts(Recorded(), 1.0)  # type: ignore[arg-type]
     for _ in range(15):
-        await refused.refuse(scope_of("192.0.2.1"))
-    await refused.refuse(scope_of("192.0.2.2"))
+        await refused.count(scope_of("192.0.2.1"))
+    await refused.count(scope_of("192.0.2.2"))
     assert waits == [1.0] * 5
 
 
@@ -457,16 +457,16 @@ async def test_the_addresses_of_wrong_keys_are_bounded_and_forgotten(monkeypatch
     """An attack from very many addresses costs neither memory nor a record for each."""
     monkeypatch.setattr(failed_attempts, "ADDRESSES_MAX", 3)
     recorded = Recorded()
-    refused = Refusals(recorded, 0)  # type: ignore[arg-type]
+    refused = FailedAttempts(recorded, 0)  # type: ignore[arg-type]
     for number in range(100):
-        await refused.refuse(scope_of(f"192.0.2.{number}"))
-    assert len(refused._seen) == 4
+        await refused.count(scope_of(f"192.0.2.{number}"))
+    assert len(refused._attempts) == 4
     assert [one["address"] for one in recorded.records] == ["192.0.2.0", "192.0.2.1", "192.0.2.2", "others"]
-    for address in list(refused._seen):
+    for address in list(refused._attempts):
         refused._end_period(address)
     assert recorded.records[-1] == {"event": "key_refused", "address": "others", "count": 96}
     refused._end_period("others")
-    assert not refused._seen
+    assert not refused._attempts
 
 
 @pytest.mark.parametrize(

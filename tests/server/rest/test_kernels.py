@@ -871,7 +871,7 @@ def test_a_second_ctrl_c_leaves_kernels_to_their_keepers(serve: Serve, tmp_path:
     stopping.start()
     until(lambda: server.context.draining)
     assert server.loop is not None
-    server.loop.call_soon_threadsafe(server.context.hurry)
+    server.loop.call_soon_threadsafe(server.context.stop_draining)
     stopping.join(15)
     assert not stopping.is_alive()
     until(lambda: not is_running(pid))

@@ -55,7 +55,7 @@ def test_reading_fails_in_a_sentence(spark: SparkSession, server: RunningServer)
     assert "himalia.errors.BadRequest: 'failondatalos' is not an option for reading topics" in told
     assert "did you mean failOnDataLoss?" in told
     told = told_by(read(token="wrong"), AnalysisException)
-    assert "himalia.errors.Unauthorized: this key is not known here" in told
+    assert "himalia.errors.Unauthorized: invalid key" in told
     told = told_by(read(subscribe="payments"), AnalysisException)
     assert "himalia.errors.TopicNotFound: topic 'payments' does not exist" in told
     told = told_by(read(url="http://127.0.0.1:1"), AnalysisException)
@@ -179,7 +179,7 @@ def test_where_only_the_package_for_executors_is_the_server_has_to_be_named(tmp_
 
 @contextmanager
 def foreign_server(body: bytes) -> Iterator[str]:
-    """Somebody else's server: whatever it is asked, it answers the same, and that all is well."""
+    """A server that is not Himalia: it responds to every request with the same body and status 200."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -238,7 +238,7 @@ def test_an_answer_of_another_server_is_told(body: bytes) -> None:
 
 
 def test_only_a_worker_hides_its_frames() -> None:
-    """In a program of its own, an error keeps its traceback and the environment is left alone."""
+    """In a user's program, an error keeps its traceback and the environment is left alone."""
     with pytest.raises(BadRequest), hide_traceback():
         raise BadRequest("no")
     assert HIDE_TRACEBACK not in os.environ

@@ -136,7 +136,7 @@ def test_a_time_decides_where_a_batch_starts() -> None:
 
 @given(lengths, st.integers(1, 3000))
 def test_a_limit_is_kept_and_shared_out_evenly(lengths: list[int], limit: int) -> None:
-    """All that may be read is read; nobody gets more than another who still has some left."""
+    """The limit is used up; no topic gets more than another one that has records left."""
     ranges = ranges_of(lengths)
     taken = {each.topic: len(each) for each in stream_offsets.limit_ranges(ranges, limit)}
     assert sum(taken.values()) == min(limit, sum(lengths))

@@ -66,7 +66,7 @@ def state_of(server: RunningServer, topic: str) -> Mapping[str, Any]:
 
 
 def shorten(server: RunningServer, topic: str, publish: Publish) -> int:
-    """A topic of which retention has taken the beginning; says where it begins now."""
+    """A topic whose first records retention has deleted; returns its first offset."""
     server.create(topic, count=5)
     publish(topic, *range(20))
     deadline = time.monotonic() + DEADLINE_S
@@ -278,7 +278,7 @@ def test_a_topic_that_is_gone(
 
 
 def test_a_connection_that_breaks_is_made_again(server: RunningServer, publish: Publish) -> None:
-    """Reading goes on after the last record that came: each comes once, in order, wherever it broke."""
+    """Reading resumes after the last record received: each is read once, in order, wherever the connection broke."""
     publish("broken", *("x" * 1000 + str(number) for number in range(3000)))
     with cutting(server.url, 100, 5_000, 1_500_000, 2_000_000) as proxy:
         address = ServerAddress(proxy.url, server.token)
@@ -330,7 +330,7 @@ def test_a_wrong_token_is_not_tried_twice(server: RunningServer, publish: Publis
 def test_the_server_is_found_as_every_client_finds_it(
     server: RunningServer, publish: Publish, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On the driver, from the environment; executors are told the address, and their logs never show the token."""
+    """On the driver, from the environment; executors get the address, and their logs never show the token."""
     publish("found", 1)
     monkeypatch.setenv("HIMALIA_URL", server.url)
     monkeypatch.setenv("HIMALIA_TOKEN", server.token or "")

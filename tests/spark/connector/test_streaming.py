@@ -68,7 +68,7 @@ class Sink:
 
 
 def test_a_new_stream_begins_at_the_end(server: RunningServer, publish: Publish) -> None:
-    """As Kafka's does, unless it is told otherwise; the position holds the epoch."""
+    """As Kafka's does, unless an option says otherwise; the position holds the epoch."""
     publish("begin", 1, 2, 3)
     position = reader_of(server, subscribe="begin").initialOffset()
     assert offsets_in(position) == {"begin": 3}
@@ -160,7 +160,7 @@ def test_topics_that_appear_and_vanish(
 
 
 def test_a_new_topic_whose_beginning_is_gone_is_no_loss(server: RunningServer, publish: Publish) -> None:
-    """Nobody had read of it: it begins where it begins."""
+    """A topic without a position is read from its first record."""
     first = shorten(server, "begun.a", publish)
     reader = reader_of(server, subscribePattern="begun.*")
     end = reader.latestOffset({}, ALL)
@@ -189,7 +189,7 @@ def test_a_batch_with_a_new_topic_is_cut_the_same_when_it_is_run_again(
 def test_a_name_that_is_added_to_a_query_has_to_exist(
     server: RunningServer, publish: Publish, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As it has to when a query is new; where losses are accepted, it is told once and passed over."""
+    """As it has to when a query is new; where losses are accepted, it is reported once and skipped."""
     publish("added", 1)
     start = reader_of(server, subscribe="added").initialOffset()
     with pytest.raises(TopicNotFound, match="topic 'mispelt' does not exist"):
@@ -212,7 +212,7 @@ def test_a_name_that_is_taken_from_a_query_was_not_deleted(server: RunningServer
 def test_a_topic_that_is_lost_and_empty_is_told_once(
     server: RunningServer, publish: Publish, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Not at each trigger, nor again when something comes; a further loss is told."""
+    """Not at each trigger, nor again with new records; a further loss is reported."""
     publish("hollow", 1)
     reader = reader_of(server, subscribe="hollow", failOnDataLoss="false")
     start = reader.initialOffset()
@@ -230,7 +230,7 @@ def test_a_topic_that_is_lost_and_empty_is_told_once(
 def test_a_topic_that_is_created_again_begins_anew(
     server: RunningServer, publish: Publish, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its records are all read, though the position was beyond their offsets; the loss is told."""
+    """Its records are all read, though the position was beyond their offsets; the loss is reported."""
     publish("anew", 1, 2, 3)
     reader = reader_of(server, subscribe="anew", failOnDataLoss="false")
     start = reader.initialOffset()
@@ -324,7 +324,7 @@ def test_a_query_resumes_from_its_checkpoint(
 def test_a_server_that_restarts_is_waited_for(
     spark: SparkSession, follow: Callable[..., StreamingQuery], tmp_path: Path
 ) -> None:
-    """The query goes on where it was, with nothing lost and nothing twice."""
+    """The query continues where it was, with nothing lost and nothing twice."""
 
     def start(port: int) -> RunningServer:
         log = f"sqlite://{tmp_path}/log.db"
@@ -353,7 +353,7 @@ def test_a_server_that_restarts_is_waited_for(
     port = first.port
     first.stop()
     with socket.create_server(("127.0.0.1", port)) as nobody:
-        # The query asks for what is new, and nobody answers.
+        # The query requests new records, and gets no response.
         nobody.settimeout(DEADLINE_S)
         nobody.accept()[0].close()
     second = start(port)
@@ -390,7 +390,7 @@ def test_a_query_that_lost_records_says_which(
 
 
 def test_partitions_carry_the_address(server: RunningServer, publish: Publish) -> None:
-    """A server that moved is found anew on the driver; executors are told where it is."""
+    """A server that moved is discovered again on the driver; executors get its address."""
     publish("moved", 1)
     reader = reader_of(server, subscribe="moved", startingOffsets="earliest")
     start = reader.initialOffset()

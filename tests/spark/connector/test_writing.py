@@ -177,7 +177,7 @@ def test_a_topic_of_a_row_has_to_be_a_name(server: RunningServer) -> None:
 
 
 def test_a_long_task_is_cut_into_bodies(server: RunningServer) -> None:
-    """One that failed in the middle goes on there when it is run again; topics are counted apart."""
+    """One that failed in the middle resumes there when it is run again; topics are counted separately."""
     for topic in ("long.a", "long.b"):
         server.create(topic)
     numbers = [str(number) for number in range(200)]
@@ -235,7 +235,7 @@ def test_a_write_is_checked_before_it_begins(server: RunningServer) -> None:
         ({"topic": "missing", "producer": "p"}, "producer and sequence go together"),
         ({"topic": "missing", "sequence": "1"}, "producer and sequence go together"),
         ({"topics": "missing"}, "did you mean topic"),
-        ({"topic": "missing", "token": "wrong"}, "this key is not known here"),
+        ({"topic": "missing", "token": "wrong"}, "invalid key"),
         ({"topic": "missing", "url": "http://127.0.0.1:1"}, "no server answers"),
     ]
     for options, told in cases:

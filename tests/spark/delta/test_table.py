@@ -228,7 +228,7 @@ def test_readers_can_pass_over_files(table: Table) -> None:
 
 
 def test_duckdb_and_polars_read_what_spark_reads(spark: SparkSession, table: Table) -> None:
-    """After a compaction too, which writes some of the files anew, by other hands."""
+    """After a compaction too, in which the engine rewrites some of the files."""
     for batch, day in enumerate((16, 16, 17), start=1):
         add(table, batch, 2 * batch, 2 * batch + 1, day=day)
     table.commit(4, table.staging.write_frame(spark.createDataFrame(rows(9, is_running=True)), 4))

@@ -60,7 +60,7 @@ def test_rows_go_from_the_disk(filled: Path) -> None:
 
 
 def test_the_number_of_the_batch_stays(filled: Path) -> None:
-    """The next run goes on where the last one ended."""
+    """The next run continues where the last one ended."""
     erase_rows(filled, "topic = 'kernels.k1'")
     assert DeltaTable(filled / "messages").transaction_version(APPLICATION) == 7
 

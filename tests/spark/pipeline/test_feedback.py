@@ -112,7 +112,7 @@ def test_many_long_rows_are_told_in_several_bodies(
 def test_a_topic_that_was_deleted_meanwhile_is_made_again(
     connected: ServerClient, server: RunningServer
 ) -> None:
-    """Whoever cleans up does not end the pipeline."""
+    """A topic that a user deletes does not end the pipeline."""
     feedback = Feedback(connected, "w1")
     for batch in (1, 2):
         assert feedback.publish("pipeline.again", batch, activity(("a", batch, batch))) == 1
@@ -150,7 +150,7 @@ def test_positions_are_told_in_one_message(connected: ServerClient, server: Runn
 
 
 def test_a_server_that_ended_an_idle_connection_is_asked_again(connected: ServerClient) -> None:
-    """Uvicorn closes them after some seconds; nobody has to notice."""
+    """Uvicorn closes them after some seconds; the pipeline reconnects."""
     connected.topics()
     connection = connected._connection
     assert connection is not None and connection._http is not None

@@ -38,7 +38,7 @@ with Pipeline(url, token, Path(warehouse), options, on_progress=tell) as pipelin
 
 @contextmanager
 def driver(server: RunningServer, warehouse: Path, topic: str) -> Iterator[subprocess.Popen[str]]:
-    """The pipeline in a process of its own, which tells each stage of each batch."""
+    """The pipeline in a separate process, which prints each stage of each batch."""
     options = " ".join(f'--conf "{name}={value}"' for name, value in QUICK.items())
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, server.url, server.token or "", str(warehouse), topic],
@@ -55,7 +55,7 @@ def driver(server: RunningServer, warehouse: Path, topic: str) -> Iterator[subpr
 
 
 def wait_for(process: subprocess.Popen[str], batch: int, stage: str) -> None:
-    """Until the process tells that it comes to a stage of a batch."""
+    """Wait until the process reaches a stage of a batch."""
     assert process.stdout is not None
     for line in process.stdout:
         if line.split() == [str(batch), stage]:

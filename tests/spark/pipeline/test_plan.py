@@ -39,7 +39,7 @@ topics = st.lists(
     ],
 )
 def test_own_topics_are_read_only_by_name(topic: str, patterns: list[str], expected: bool) -> None:
-    """The pipeline does not feed on what it says itself, unless somebody asks for that."""
+    """The pipeline reads its own topics only if a pattern names them."""
     assert is_selected(topic, patterns) is expected
 
 

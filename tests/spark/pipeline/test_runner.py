@@ -175,7 +175,7 @@ def test_a_topic_that_was_deleted_and_created_again(
 def test_a_topic_that_goes_between_planning_and_reading(
     spark: SparkSession, server: RunningServer, publish: Publish, warehouse: Path, topic: str
 ) -> None:
-    """What cannot be read any more is counted as lost, and the pipeline goes on."""
+    """Records that were deleted before they were read count as lost, and the pipeline continues."""
     publish(f"{topic}.a", 1, 2)
     publish(f"{topic}.b", 1)
 
@@ -273,7 +273,7 @@ def activity(warehouse: Path) -> dict[str, int]:
 
 
 def published(server: RunningServer) -> dict[str, int]:
-    """How many rows were told of so far, by table."""
+    """Count the rows published so far, by table."""
     return {name: len(stored(server, f"pipeline.{name}")) for name in ("topic_activity", "kernel_health")}
 
 
@@ -286,7 +286,7 @@ def test_killed_between_any_two_commits(spark: SparkSession, server: RunningServ
     options: dict[str, Any] = {"topics": ["kernels.killed"]}
     expected, warehouse = tmp_path / "expected", tmp_path / "warehouse"
     records = dead_kernel("killed", 2)
-    # The second batch goes on from a state: a request is open, and a message waits.
+    # The second batch continues from a state: a request is open, and a message waits.
     feed(server, records[:12])
     run_once(server, expected, **options)
     run_once(server, warehouse, **options)
@@ -367,7 +367,7 @@ def test_a_batch_that_fails_is_tried_again(
     topic: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """An error that nobody foresaw ends a run only when it comes back; no file of the failed attempt stays."""
+    """An unexpected error ends a run only when it recurs; no file of the failed attempt stays."""
     publish(topic, *range(5))
     commit = Table.commit
     failures = [OSError("the disk went away"), OSError("and again")]
@@ -392,7 +392,7 @@ def test_every_commit_fails(
 ) -> None:
     """An error behind a commit that was made; and instead of it, in tables that are written beside others.
 
-    The run goes on, and each row is there once.
+    The run continues, and each row is there once.
     """
     feed(server, dead_kernel("fails", 2))
     options: dict[str, Any] = {"topics": ["kernels.fails"], "feedback": False}
@@ -474,7 +474,7 @@ def test_a_run_goes_on_with_what_comes(
 def test_a_second_run_is_refused(
     running: Callable[..., Pipeline], server: RunningServer, publish: Publish, warehouse: Path, topic: str
 ) -> None:
-    """It is told who has the warehouse, and does no harm to that one."""
+    """Its error names the process that has the warehouse, whose run is not disturbed."""
     publish(topic, 1)
     running()
     with pytest.raises(WarehouseLocked, match="in use by process"):
@@ -486,7 +486,7 @@ def test_a_second_run_is_refused(
 def test_a_server_that_restarts(
     running: Callable[..., Pipeline], tmp_path: Path, warehouse: Path, topic: str
 ) -> None:
-    """The run waits for it, and goes on where it was."""
+    """The run waits for it, and continues where it was."""
     settings: dict[str, Any] = {"log": f"sqlite://{tmp_path}/own.db", "kernels": False, "auth": False}
     server = start_server(**settings)
     port = server.port
@@ -522,7 +522,7 @@ def test_stopping_ends_a_batch_that_takes_long(
     topic: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It is cut short, and the next run takes it up."""
+    """It is cancelled, and the next run completes it."""
     publish(topic, *range(5))
     began, rows_of = threading.Event(), Table.rows
 

@@ -42,7 +42,7 @@ DEATH = "import os; print('last words', flush=True); os._exit(3)"
 
 
 class Recorded:
-    """What two kernels said, and what the server told of each request while they ran."""
+    """The records of two kernels, and the state of each request that the server reported while they ran."""
 
     def __init__(self, server: RunningServer) -> None:
         self.answers: dict[str, dict[str, Any]] = {}
@@ -54,7 +54,7 @@ class Recorded:
                 self._run(server, kernel, DEATH)
         for kernel in kernels:
             topic = f"kernels.{kernel}"
-            # That a kernel is dead is told after what became of its requests.
+            # The death of a kernel is reported after the results of its requests.
             until(lambda topic=topic: has_died(read(server, topic)))  # type: ignore[misc]
             self.topics[topic] = read(server, topic)
 
@@ -155,7 +155,7 @@ def test_messages_per_request_and_channel(recorded: Recorded, folded: FoldResult
 
 @pytest.mark.slow
 def test_how_each_request_ended(recorded: Recorded, folded: FoldResult) -> None:
-    """As the server answered whoever asked, while it ran."""
+    """As the server reported it to callers while it ran."""
     told = {row["request_id"]: (row["status"], row["execution_count"], row["ename"]) for row in folded.closed}
     answered = {
         request_id: (answer["status"], answer["execution_count"], (answer.get("error") or {}).get("ename"))

@@ -57,7 +57,7 @@ def test_a_record_counts_for_as_many_bytes_as_in_the_log(records: list[dict[str,
 
 
 def test_of_a_part_of_a_batch() -> None:
-    """What was asked for may be a slice of what came; its columns then begin in the middle of theirs."""
+    """The requested records may be a slice of a batch; the slice's columns begin in the middle of the batch's."""
     records = [{"id": f"id-{n}", "headers": {"publisher": "p" * n, "n": str(n)}} for n in range(9)]
     whole = made(batch(records)).to_pylist()
     assert made(batch(records).slice(4, 3)).to_pylist() == whole[4:7]

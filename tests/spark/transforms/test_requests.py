@@ -116,7 +116,7 @@ def rows() -> list[Row]:
 
 @pytest.fixture(scope="module")
 def folded(spark: SparkSession, rows: list[Row]) -> Iterator[FoldResult]:
-    """All scenarios, each of which has kernels of its own, in one batch."""
+    """All scenarios in one batch, each with its own kernels."""
     with interpreted(spark):
         yield fold(spark, [rows])
 

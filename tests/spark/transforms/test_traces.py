@@ -94,7 +94,7 @@ def test_in_one_batch(spark: SparkSession, traces: list[corpus.Trace]) -> None:
 
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.soak)])
 def test_in_several_batches(spark: SparkSession, traces: list[corpus.Trace], seed: int) -> None:
-    """Each topic cut at three places of its own."""
+    """Each topic is cut at three places."""
     random = Random(seed)
     batches: list[list[Row]] = [[], [], [], []]
     for trace in traces:

@@ -10,7 +10,7 @@ import typer
 from himalia.cli.options import Json, make_app
 from himalia.cli.terminal.output import print_json, print_warning, write_line
 from himalia.errors import ConfigurationError
-from himalia.local_server import RunningServer, page_url, running_servers
+from himalia.local_server import RunningServer, find_running_servers, page_url
 
 if TYPE_CHECKING:
     from himalia.server.identity.token import TokenFile
@@ -65,7 +65,7 @@ def _find_server(log: str | None) -> RunningServer | None:
     """Return the running server with this log, or the newest one; None if there is none."""
     from himalia.log import open_log
 
-    servers = running_servers()
+    servers = find_running_servers()
     if log is not None:
         url = open_log(log).url
         servers = [server for server in servers if server.log == url]
@@ -117,7 +117,7 @@ def _wait_until_applied(server: RunningServer, token: str) -> bool:
     """Wait until the server has announced the new token; return whether it has."""
     deadline = time.monotonic() + APPLIED_WITHIN_S
     while time.monotonic() < deadline:
-        if any(found.pid == server.pid and found.token == token for found in running_servers()):
+        if any(found.pid == server.pid and found.token == token for found in find_running_servers()):
             return True
         time.sleep(0.1)
     return False

@@ -12,7 +12,7 @@ from himalia.cli.options import make_app
 from himalia.cli.settings_options import read_settings, with_flags
 from himalia.cli.terminal.units import parse_duration
 from himalia.errors import ConfigurationError, HimaliaError
-from himalia.local_server import page_url, running_servers
+from himalia.local_server import find_running_servers, page_url
 from himalia.log import open_log, sqlite_path
 from himalia.settings import Settings
 
@@ -84,7 +84,7 @@ def _check_key(settings: Settings) -> None:
 def _check_alone(log: str) -> None:
     """Raise an error if a server uses this log already; it names the address of that server."""
     url = open_log(log).url
-    for server in running_servers():
+    for server in find_running_servers():
         if server.log == url != MEMORY:
             raise HimaliaError(
                 f"Himalia runs on this log already, at {page_url(server.url, server.token)} "

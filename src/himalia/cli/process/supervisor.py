@@ -21,7 +21,7 @@ from himalia.cli.process.children import Exited, ManagedProcess, OutputLine
 from himalia.cli.settings_options import flag_of
 from himalia.cli.terminal.output import abandon_stdout, print_error, print_warning, write_line
 from himalia.errors import InternalError
-from himalia.local_server import RunningServer, default_warehouse_path, page_url, running_servers
+from himalia.local_server import RunningServer, default_warehouse_path, find_running_servers, page_url
 from himalia.settings import Settings
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -226,7 +226,7 @@ class Supervisor:
 
 
 def _find_server(pid: int) -> RunningServer:
-    for server in running_servers():
+    for server in find_running_servers():
         if server.pid == pid:
             return server
     raise InternalError("the server runs, but its runtime file is gone; stop it, and start it again")

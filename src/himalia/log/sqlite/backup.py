@@ -14,7 +14,7 @@ from himalia.errors import ConfigurationError
 from himalia.log.sqlite.database import RENEW_EPOCHS, check, connect, connect_reader
 from himalia.log.sqlite.errors import corrupt, is_content_error, is_full, translate, translate_errors
 from himalia.log.sqlite.files import create_private, fsync_path, make_directory, real_path, remove_durably
-from himalia.log.sqlite.lock import LogLock, check_last_name, forget_name, is_in_use
+from himalia.log.sqlite.lock import LogLock, check_last_name, is_in_use, remove_name
 from himalia.log.sqlite.recovery import check_recovered, recovery_file
 from himalia.topics import AUDIT_TOPIC
 
@@ -38,23 +38,23 @@ def backup(log_path: Path, target: Path, *, progress: Progress | None = None) ->
     Needs no lock: a server may continue to write. The copy is complete in one file and checked before it gets its
     name, so a file called ``target`` is a good backup. Refuses to overwrite (``ConfigurationError``).
     """
-    _must_exist(log_path, "log")
+    _require_file(log_path, "log")
     if not is_in_use(log_path):
         check_recovered(real_path(log_path))
     with translate_errors(log_path):
         check_last_name(real_path(log_path))
     partial = Path(f"{target}.partial")
-    with _written_to(target):
+    with _translate_target_errors(target):
         if not target.parent.is_dir():
             raise ConfigurationError(
                 f"there is no directory {target.parent}: create it first", path=str(target)
             )
-        _must_not_exist(target, "name another file for the backup")
+        _require_absent(target, "name another file for the backup")
         with _partial_file(partial):
             _vacuum_into(log_path, partial, progress)
             _mark_closed(partial)
             report = _verify(partial)
-            _must_not_exist(target, "name another file for the backup")
+            _require_absent(target, "name another file for the backup")
             _put_in_place(partial, target)
     return msgspec.structs.replace(report, path=target)
 
@@ -68,10 +68,10 @@ def restore(
     other records under the offsets it knows. Raises ``LogLocked`` while a server uses the log, and
     ``ConfigurationError`` if there is a log already, unless ``force``.
     """
-    _must_exist(backup_path, "backup")
+    _require_file(backup_path, "backup")
     _verify(backup_path)
     # The file is replaced, not a symbolic link to it.
-    asked_path, log_path = log_path, real_path(log_path)
+    given_path, log_path = log_path, real_path(log_path)
     with translate_errors(log_path):
         make_directory(log_path.parent)
         lock = LogLock(log_path)
@@ -81,7 +81,7 @@ def restore(
             if log_path.exists():
                 lock.acquire_file()
         if not force:
-            _must_not_exist(log_path, "restoring would replace it; use --force to replace it")
+            _require_absent(log_path, "restoring would replace it; use --force to replace it")
         partial = Path(f"{log_path}.partial")
         with translate_errors(log_path), _partial_file(partial):
             with translate_errors(log_path):
@@ -96,7 +96,7 @@ def restore(
                 remove_durably(recovery_file(log_path))
     finally:
         lock.release()
-    return msgspec.structs.replace(report, path=asked_path)
+    return msgspec.structs.replace(report, path=given_path)
 
 
 def _vacuum_into(log_path: Path, partial: Path, progress: Progress | None) -> None:
@@ -106,7 +106,7 @@ def _vacuum_into(log_path: Path, partial: Path, progress: Progress | None) -> No
         with translate_errors(log_path):
             check(db, log_path, may_be_new=False)
         if progress is not None:
-            total = _used_bytes(db)
+            total = _count_used_bytes(db)
 
             def report() -> int:
                 progress(min(partial.stat().st_size, total), total)
@@ -126,7 +126,7 @@ def _copy(backup_path: Path, partial: Path, progress: Progress | None) -> None:
         if progress is not None:
             progress((total - remaining) * page_bytes, total * page_bytes)
 
-    # Through SQLite, not byte by byte: the backup may be a plain copy with a write-ahead log beside it.
+    # Through SQLite, not byte by byte: the backup may be a plain copy with a write-ahead log next to it.
     with closing(connect_reader(backup_path)) as source, closing(connect(partial)) as copy:
         (page_bytes,) = source.execute("PRAGMA page_size").fetchone()
         source.backup(copy, pages=_PAGES_PER_REPORT, progress=report)
@@ -135,14 +135,14 @@ def _copy(backup_path: Path, partial: Path, progress: Progress | None) -> None:
 def _mark_closed(path: Path) -> None:
     """Remove the name of the original, by which the copy is not in use."""
     with closing(connect(path)) as db:
-        forget_name(db)
+        remove_name(db)
 
 
 def _renew_epochs(path: Path) -> None:
     with closing(connect(path)) as db:
         db.execute("PRAGMA journal_mode = DELETE")
         db.execute(RENEW_EPOCHS)
-        forget_name(db)
+        remove_name(db)
 
 
 def _verify(path: Path) -> BackupReport:
@@ -164,7 +164,7 @@ def _verify(path: Path) -> BackupReport:
         return BackupReport(path, path.stat().st_size, topics, records)
 
 
-# ``size`` counts an id's characters, of which there are at most as many as bytes.
+# ``size`` counts an id's characters, which are at most as many as its bytes.
 _UNSOUND = """
     SELECT coalesce(name, 'a deleted topic'), count(offset), end - first, sum(size), bytes,
         sum(size - length(headers) - length(payload) NOT BETWEEN 0 AND length(records.id)),
@@ -183,7 +183,7 @@ def _check_records(db: sqlite3.Connection, path: Path) -> None:
             raise corrupt(path, f"record {not_json} of topic {name!r} is not JSON")
 
 
-def _used_bytes(db: sqlite3.Connection) -> int:
+def _count_used_bytes(db: sqlite3.Connection) -> int:
     values = [
         db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("page_count", "freelist_count", "page_size")
     ]
@@ -192,7 +192,7 @@ def _used_bytes(db: sqlite3.Connection) -> int:
 
 
 @contextmanager
-def _written_to(target: Path) -> Iterator[None]:
+def _translate_target_errors(target: Path) -> Iterator[None]:
     """Raise errors as those of the place where the backup is written."""
     try:
         yield
@@ -222,11 +222,11 @@ def _put_in_place(partial: Path, target: Path) -> None:
     fsync_path(target.parent)
 
 
-def _must_exist(path: Path, what: str) -> None:
+def _require_file(path: Path, what: str) -> None:
     if not path.is_file():
         raise ConfigurationError(f"there is no {what} at {path}", path=str(path))
 
 
-def _must_not_exist(path: Path, advice: str) -> None:
+def _require_absent(path: Path, advice: str) -> None:
     if path.exists():
         raise ConfigurationError(f"{path} exists already: {advice}", path=str(path))

@@ -19,7 +19,7 @@ def make_directory(path: Path) -> None:
 def create_private(path: Path) -> None:
     """Create an empty file, if there is none."""
     if not path.exists():
-        # SQLite gives the files that it creates beside this one the same permissions.
+        # SQLite gives the files that it creates next to this one the same permissions.
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
         fsync_path(path.parent)
 
@@ -47,7 +47,7 @@ def remove_durably(path: Path) -> None:
 
 
 def real_path(path: Path) -> Path:
-    """Resolve symbolic links: SQLite puts its write-ahead log beside the file that they lead to."""
+    """Resolve symbolic links: SQLite puts its write-ahead log next to the file that they lead to."""
     return Path(os.path.realpath(path))
 
 

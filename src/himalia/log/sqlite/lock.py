@@ -1,10 +1,10 @@
 """Locks that give one process a log file, under all its names; the operating system releases them however it ends.
 
-There are two locks, because each covers what the other cannot. ``<path>.lock``, beside the file that symbolic links
+There are two locks, because each covers what the other cannot. ``<path>.lock``, next to the file that symbolic links
 lead to, names the owner and exists before the log does. A lock on the file itself also holds for its hard links and for
 a file that was moved while in use.
 
-The name under which a log is open is kept in the file until it is closed. SQLite puts its write-ahead log beside that
+The name under which a log is open is kept in the file until it is closed. SQLite puts its write-ahead log next to that
 name, so after a crash a process that opens the file by another name (a hard link, or the place it was moved to without
 its write-ahead log) would not find the last commits, and the next start by the first name would overwrite what was
 stored meanwhile. A file that was not closed is therefore refused under any other name while that write-ahead log, or
@@ -119,7 +119,7 @@ def _in_use(path: Path, owner: int | None, *, by_link: bool = False) -> LogLocke
     process = "another process" if owner is None else f"process {owner}"
     name = " under another name (a hard link, or the name it had before)" if by_link else ""
     return LogLocked(
-        f"the log {path} is in use by {process}{name}: talk to that server, stop it, or give this one another --log",
+        f"the log {path} is in use by {process}{name}: use that server, stop it, or start this one with another --log",
         path=str(path),
         pid=owner,
     )
@@ -158,7 +158,7 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 
 def check_last_name(path: Path) -> None:
-    """Refuse a file whose last commits are in a write-ahead log beside another name. ``path`` has no symbolic links.
+    """Refuse a file whose last commits are in a write-ahead log next to another name. ``path`` has no symbolic links.
 
     Called before anything is written to the file, and after ``wal.examine``, which must come before any connection.
     """
@@ -183,7 +183,7 @@ def _not_closed(other: Path, path: Path, suffix: str, what: str) -> Configuratio
 
 
 def _is_beside(other: Path, path: Path, suffix: str) -> bool:
-    """Whether a file that belongs to the one at ``path`` is beside another name of it."""
+    """Whether a file that belongs to the one at ``path`` is next to another name of it."""
     try:
         # If another file has that name, this one is a copy, and the write-ahead log belongs to the original.
         return file_size(f"{other}{suffix}") > 0 and (not other.exists() or os.path.samefile(other, path))
@@ -200,7 +200,7 @@ def save_name(db: sqlite3.Connection, path: Path) -> None:
     db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
 
-def forget_name(db: sqlite3.Connection) -> None:
+def remove_name(db: sqlite3.Connection) -> None:
     """Remove the stored name: the file is about to be complete in itself, and can be opened by any name."""
     if _has_table(db):
         db.execute("DELETE FROM opened")

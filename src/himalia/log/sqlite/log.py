@@ -100,7 +100,7 @@ class SqliteLog:
     def append(self, batch: Batch) -> asyncio.Future[Appended]:
         future: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
         if self._writer is None:
-            future.set_exception(_closed())
+            future.set_exception(_closed_error())
         else:
             self._writer.submit(AppendCommand(future, batch))
         return future
@@ -232,11 +232,11 @@ class SqliteLog:
 
     def _require_writer(self) -> Writer:
         if self._writer is None:
-            raise _closed()
+            raise _closed_error()
         return self._writer
 
 
-def _closed() -> LogUnavailable:
+def _closed_error() -> LogUnavailable:
     return LogUnavailable("the log is closed")
 
 

@@ -23,7 +23,7 @@ class MultiRowInsert:
     """Inserts many rows in one statement. ``verb`` may be ``INSERT OR REPLACE``; the first column is never NULL.
 
     ``sqlite3`` releases the GIL around every step of a statement and has to acquire it again afterwards, which takes up
-    to 5 ms each time while another thread computes. ``executemany`` pays that for every row (800 rows/s measured beside
+    to 5 ms each time while another thread computes. ``executemany`` pays that for every row (800 rows/s measured with
     a busy event loop); one statement for all rows pays it once (110,000 rows/s).
     """
 

@@ -1,4 +1,4 @@
-"""Reading the log file beside its writer, in threads of their own."""
+"""Reads the log file in a pool of threads, while the writer thread writes to it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _STATE = """
     SELECT id, epoch, first, end, bytes FROM topics JOIN topic_state ON topic_state.topic = topics.id WHERE name = ?
 """
 
-# All records in one row, for the reason given at ``MultiRowInsert``: fetching row by row was 40 times slower beside a
+# All records in one row, for the reason given at ``MultiRowInsert``: fetching row by row was 40 times slower next to a
 # busy event loop, and no faster than this on an idle one.
 _RECORDS = """
     SELECT json_group_array(offset), json_group_array(ts_us),
@@ -188,7 +188,7 @@ def _read_columns(
     # As many as fill bytes_max if they are of average size, as they usually are.
     guess = bytes_max * (end - first) // max(size_bytes, 1) + 1
     stop = min(stop, end, start + min(guess, ROWS_PER_QUERY))
-    row = _joined_rows(db, number, start, stop, 2 * bytes_max) if start < stop else None
+    row = _fetch_columns(db, number, start, stop, 2 * bytes_max) if start < stop else None
     if row is None:
         return to_columns(_read(db, path, topic, start, max(stop - start, 0), bytes_max), start)
     if row[:3] != (stop - start, start, stop - 1):
@@ -198,7 +198,7 @@ def _read_columns(
     return ColumnChunk(start, times, ids, headers, payloads, first, end, epoch)
 
 
-def _joined_rows(
+def _fetch_columns(
     db: sqlite3.Connection, number: int, start: int, stop: int, length_max: int
 ) -> tuple[Any, ...] | None:
     """Return the row of ``_COLUMNS``; None if it would be too long, which SQLite finds out without building it."""

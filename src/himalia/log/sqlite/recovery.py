@@ -58,13 +58,13 @@ class Recovery:
     def _find_loss(self, db: sqlite3.Connection) -> Loss | None:
         earlier, evidence = self._earlier, self._evidence
         if earlier is None:
-            return evidence.loss_in(db)
+            return evidence.find_loss_in(db)
         if earlier.loss is not None:
             return earlier.loss
         if not earlier.generation or evidence.generation != earlier.generation:
             return Loss()
         # The write-ahead log is unchanged, but its index may have been rebuilt from what is left of it.
-        return evidence.with_frames(earlier.frames).loss_in(db)
+        return evidence.with_frames(earlier.frames).find_loss_in(db)
 
     def _write(self) -> None:
         evidence = self._evidence
@@ -78,7 +78,7 @@ def check_recovered(path: Path) -> None:
         raise corrupt(path, "its write-ahead log is, and records that were acknowledged are missing")
     if recovery_file(path).exists():
         raise corrupt(
-            path, "records may be missing: a start after a crash did not finish; a start that does says more"
+            path, "records may be missing: a start after a crash did not finish; start the server to find out"
         )
 
 

@@ -16,7 +16,7 @@ from himalia.log.producers import ProducerState
 from himalia.log.sqlite.database import check_length
 from himalia.log.sqlite.errors import file_replaced, translate, translate_errors
 from himalia.log.sqlite.files import create_private, make_directory, real_path
-from himalia.log.sqlite.lock import LogLock, check_last_name, forget_name, save_name
+from himalia.log.sqlite.lock import LogLock, check_last_name, remove_name, save_name
 from himalia.log.sqlite.maintenance import Maintenance
 from himalia.log.sqlite.recovery import Recovery
 from himalia.log.sqlite.store import Store, load_dedup, load_topics
@@ -95,7 +95,7 @@ class LogStorage:
             try:
                 self._erase_deleted_topics(self._store)
                 self.save_clock(self._store)
-                forget_name(self._store.db)
+                remove_name(self._store.db)
                 self._store.checkpoint()
             except sqlite3.Error as error:
                 # What was committed is in the write-ahead log and will be found there.
@@ -206,7 +206,7 @@ class LogStorage:
 
 def _describe_loss(path: Path, loss: Loss) -> str:
     if not loss.committed:
-        return f"may be missing from the log {path}: a start after a crash did not finish, and left no way to tell"
+        return f"may be missing from the log {path}: a start after a crash did not finish, so it is not known which"
     return (
         f"are missing from the log {path}: its write-ahead log was damaged or removed "
         f"(frames {loss.kept + 1} to {loss.committed})"

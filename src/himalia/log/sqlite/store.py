@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from himalia.log.clock import LogClock, SavedClock
-from himalia.log.dedup import DedupEntry, scoped
+from himalia.log.dedup import DedupEntry, scope_key
 from himalia.log.sqlite.database import (
     BUSY_TIMEOUT_S,
     RENEW_EPOCHS,
@@ -153,7 +153,7 @@ class Store:
             "SELECT topic, id, offset, ts_us, caller FROM trimmed_ids WHERE ts_us > ?", (after_us,)
         )
         for topic, id, offset, age_us, caller in rows:
-            yield DedupEntry(topic, scoped(caller, id.decode()), offset, age_us + shift_us, age_us)
+            yield DedupEntry(topic, scope_key(caller, id.decode()), offset, age_us + shift_us, age_us)
 
     def check_integrity(self) -> None:
         """Raise ``LogCorrupt`` unless the file is an intact database. Reads all of it."""
@@ -255,7 +255,7 @@ def load_dedup(store: Store, log_state: LogState, clock: LogClock) -> None:
             stored_us = min(state.age_us(offset, ts_us, shift_us), age_us)
             if stored_us <= cutoff_us:
                 break
-            key = id if is_own else scoped(_caller(headers), id)
+            key = id if is_own else scope_key(_caller(headers), id)
             entries.append(DedupEntry(state.id, key, offset, ts_us, stored_us))
         if len(entries) > 2 * dedup.ids_max:
             entries = _newest(entries, dedup.ids_max)

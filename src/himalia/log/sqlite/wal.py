@@ -1,7 +1,7 @@
 """Examines a write-ahead log that a crash left behind, before SQLite recovers it.
 
-SQLite takes what follows a damaged frame for the torn end of the last commit and drops it silently. Whether it was
-acknowledged can be found out: the index beside the write-ahead log (``-shm``) has the number of frames that were
+SQLite treats the frames from a damaged one on as the torn end of the last commit, and drops them silently. Whether they
+were acknowledged can be found out: the index next to the write-ahead log (``-shm``) has the number of frames that were
 committed, and survives the process. If the index is missing, frames of at least two more commits of the same generation
 behind the damage prove a loss: all but the last were synced before they were acknowledged.
 
@@ -75,18 +75,18 @@ class Evidence(msgspec.Struct, frozen=True):
         index = None if frames is None else _Index(frames, self.header.salts, 0)
         return msgspec.structs.replace(self, index=index)
 
-    def loss_in(self, db: sqlite3.Connection) -> Loss | None:
+    def find_loss_in(self, db: sqlite3.Connection) -> Loss | None:
         """Return what was committed and is missing. ``db`` is the first connection since, and has written nothing.
 
         It has read the frames already, and knows how many are intact; to find that out here takes far longer.
         """
         if self.header is None:
             return self._loss(0)
-        kept = _recovered_frames(db)
+        kept = _recover_frames(db)
         return self._loss(self.header.last_commit(self.wal) if kept is None else kept)
 
-    def loss(self) -> Loss | None:
-        """Do the same as ``loss_in`` from the files alone, which stay unchanged."""
+    def find_loss(self) -> Loss | None:
+        """Do the same as ``find_loss_in`` from the files alone, which stay unchanged."""
         return self._loss(0 if self.header is None else self.header.last_commit(self.wal))
 
     def _loss(self, kept: int) -> Loss | None:
@@ -103,13 +103,13 @@ class Evidence(msgspec.Struct, frozen=True):
 
 
 def examine(path: Path) -> Evidence:
-    """Return the evidence that a crash left beside the log at ``path``. Reads only the headers of frames."""
+    """Return the evidence that a crash left next to the log at ``path``. Reads only the headers of frames."""
     wal = Path(f"{path}-wal")
     index = _read_index(Path(f"{path}-shm"))
     try:
         with wal.open("rb") as file:
             header = _Header.parse(file.read(_HEADER.size))
-            commits = (header or _guessed_header(file.fileno())).commits(file.fileno())
+            commits = (header or _guess_header(file.fileno())).commits(file.fileno())
     except FileNotFoundError:
         return Evidence(wal, index, None, [])
     return Evidence(wal, index, header, commits)
@@ -117,10 +117,10 @@ def examine(path: Path) -> Evidence:
 
 def find_loss(path: Path) -> Loss | None:
     """Return what was committed to the log at ``path`` and is missing, as far as its files show."""
-    return examine(path).loss()
+    return examine(path).find_loss()
 
 
-def _recovered_frames(db: sqlite3.Connection) -> int | None:
+def _recover_frames(db: sqlite3.Connection) -> int | None:
     """Checkpoint, and return how many intact frames SQLite found; None if the disk is too full for that."""
     try:
         _busy, frames, _moved = db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
@@ -129,7 +129,7 @@ def _recovered_frames(db: sqlite3.Connection) -> int | None:
     return max(int(frames), 0)
 
 
-def _guessed_header(descriptor: int) -> _Header:
+def _guess_header(descriptor: int) -> _Header:
     """Return a substitute for a damaged header, with what is needed to find commits behind it."""
     page_bytes = int.from_bytes(os.pread(descriptor, 4, 8), "big")
     if page_bytes < 512 or page_bytes > 65_536:

@@ -39,7 +39,7 @@ function cells(element, wanted) {
 function textOf(row) {
   switch (row.kind) {
     case "dropped":
-      return `Skipped ${plural(row.count, "record")}, offsets ${count(row.first)} to ${count(row.last)}: this page reads too slowly. They are in the log; jump to ${row.first} to read them.`;
+      return `Skipped: this page reads too slowly for ${plural(row.count, "record")}, offsets ${count(row.first)} to ${count(row.last)}. They are in the log; jump to ${row.first} to read them.`;
     case "gap":
       return `Gap: offset ${count(row.requested)} is not in the log, which continues at ${count(row.first)} and ends at ${count(row.end)}.`;
     case "skipped":

@@ -198,7 +198,7 @@ def _pattern(node: Call) -> str:
 def pattern_steps(pattern: str) -> int:
     """Return the steps to compile a regular expression, which the library does at every call.
 
-    Large classes of Unicode take half a millisecond each, wide ranges of which the case is ignored several.
+    Large classes of Unicode take half a millisecond each, wide ranges whose case is ignored several.
     """
     escaped = [pattern[at + 1 : at + 2] for at, char in enumerate(pattern) if char == "\\"]
     classes = sum(_STEPS_OF_CLASS.get(char, 0) for char in escaped)

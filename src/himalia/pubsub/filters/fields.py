@@ -101,17 +101,17 @@ class Binder:
         if path is None or not _can_look_up((*path[1], field)):
             return Has(self.bind(operand), field)
         source = _source(*path)
-        return Has(self._numbered(source._replace(field=field)), field)
+        return Has(self._add_source(source._replace(field=field)), field)
 
     def _read(self, root: str, keys: tuple[str, ...]) -> Node:
         """Return the longest part that can be looked up, with selections for the rest."""
         count = next((n for n in range(len(keys), 0, -1) if _can_look_up(keys[:n])), 0)
-        node: Node = self._numbered(_source(root, keys[:count]))
+        node: Node = self._add_source(_source(root, keys[:count]))
         for key in keys[count:]:
             node = Index(node, Literal(key))
         return node
 
-    def _numbered(self, source: Source) -> Read:
+    def _add_source(self, source: Source) -> Read:
         if source not in self.sources:
             self.sources.append(source)
         return Read(self.sources.index(source))
@@ -133,7 +133,7 @@ class Binder:
                     return None
 
     def _refuse(self, name: str) -> Node:
-        raise BadFilter(f"the filter speaks of {name}; it may speak of {', '.join(sorted(VARIABLES))}")
+        raise BadFilter(f"the filter names {name}; the variables are {', '.join(sorted(VARIABLES))}")
 
 
 def _can_look_up(keys: tuple[str, ...]) -> bool:
@@ -159,7 +159,7 @@ class Reader:
         for place in self._documents.values():
             place.close()
 
-    def scanned_bytes(self, record: Record) -> int:
+    def count_scanned_bytes(self, record: Record) -> int:
         """Return how many bytes must be scanned to find every source."""
         total = 0
         for name, place in self._documents.items():

@@ -72,13 +72,13 @@ class Filter:
             self._is_too_slow = time.thread_time() - started > SECONDS_MAX
         if not isinstance(answer, bool):
             raise FilterFailed(
-                f"the filter gave {type(answer).__name__}, not true or false", filter=self.text
+                f"the filter returned {type(answer).__name__}, not true or false", filter=self.text
             )
         return answer
 
     def _read(self, record: Record) -> dict[str, Any]:
         """Return the parts of the record that the program reads, by its names for them."""
-        scan = self._reader.scanned_bytes(record) / SCANNED_BYTES_PER_STEP
+        scan = self._reader.count_scanned_bytes(record) / SCANNED_BYTES_PER_STEP
         if scan > STEPS_MAX:
             raise self._too_costly(scan)
         try:
@@ -111,7 +111,7 @@ class Filter:
         """Return the most steps that a record of this size can take."""
         nodes = 1 + size_bytes / 2  # each value or key has at least a byte, and one that sets it apart
         sizes: list[Size] = [size_of(nodes, size_bytes, nodes)] * len(self._sources)
-        # Numbers with exponents, of which each has six bytes at least, take a little more for each byte.
+        # Numbers with exponents, each of six bytes at least, take a little more for each byte.
         read = len(self._sources) * (
             steps_to_hand_over(nodes, size_bytes) + size_bytes + 8 * size_bytes / SCANNED_BYTES_PER_STEP
         )
@@ -128,7 +128,7 @@ class Filter:
         line = _first_line(error)
         for name, source in zip(self._names, self._sources, strict=True):
             if f"'{name}'" in line:
-                return f"there is no {source}; ask with has first"
+                return f"there is no {source}; test it with has() first"
         return f"{type(error).__name__}: {line}"
 
     def _too_costly(self, steps: float) -> FilterFailed:

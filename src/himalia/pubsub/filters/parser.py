@@ -36,7 +36,7 @@ from himalia.pubsub.filters.tokens import (
 )
 
 DEPTH_MAX = 24
-"""How deep a filter may nest. The library's own parser gives up at about four times that."""
+"""How deep a filter may nest. The library's own parser fails at about four times that."""
 
 MACROS: dict[str, tuple[int, ...]] = {
     "all": (2,),
@@ -93,7 +93,7 @@ class _Parser:
     def whole(self) -> Node:
         node = self._expression()
         if self._peek().kind != "end":
-            raise self._unexpected("the end")
+            raise self._unexpected_error("the end")
         if _depth(node) > DEPTH_MAX * 4:
             raise NotCel("it is nested too deeply")
         return node
@@ -162,16 +162,16 @@ class _Parser:
             case "{":
                 return MapOf(tuple(self._list("}", self._entry)))
             case "name":
-                return self._named(token)
+                return self._parse_named(token)
             case "string":
                 return Literal(string_value(token))
             case "bytes":
                 return Literal(bytes_value(token))
             case "-" | "int" | "uint" | "double":
                 return self._number(token)
-        raise self._unexpected("a value", token)
+        raise self._unexpected_error("a value", token)
 
-    def _named(self, token: Token) -> Node:
+    def _parse_named(self, token: Token) -> Node:
         if token.text in _CONSTANTS:
             return Literal(_CONSTANTS[token.text])
         if token.text in _KEYWORDS or token.text in RESERVED:
@@ -239,7 +239,7 @@ class _Parser:
     def _name(self) -> Token:
         token = self._take()
         if token.kind != "name" or token.text in _KEYWORDS:
-            raise self._unexpected("a name", token)
+            raise self._unexpected_error("a name", token)
         return token
 
     def _peek(self) -> Token:
@@ -259,9 +259,9 @@ class _Parser:
 
     def _expect(self, kind: str) -> None:
         if not self._takes(kind):
-            raise self._unexpected(repr(kind))
+            raise self._unexpected_error(repr(kind))
 
-    def _unexpected(self, wanted: str, token: Token | None = None) -> NotCel:
+    def _unexpected_error(self, wanted: str, token: Token | None = None) -> NotCel:
         token = token or self._peek()
         if token.kind == "end":
             return NotCel(f"it ends where {wanted} should follow")

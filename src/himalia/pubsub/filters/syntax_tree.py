@@ -206,13 +206,13 @@ def _literal(node: Literal) -> str:
     if isinstance(value, float):
         return repr(value)
     if isinstance(value, str):
-        return f'"{_NOT_PLAIN.sub(_escaped, value)}"'
+        return f'"{_NOT_PLAIN.sub(_escape, value)}"'
     return 'b"' + "".join(f"\\x{byte:02x}" for byte in value) + '"'
 
 
 _NOT_PLAIN = re.compile(r"[^ !#-\[\]-~]")
 
 
-def _escaped(found: re.Match[str]) -> str:
+def _escape(found: re.Match[str]) -> str:
     code = ord(found[0])
     return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"

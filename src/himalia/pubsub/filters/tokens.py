@@ -85,7 +85,7 @@ def _string_end(text: str, at: int, opening: str) -> int:
 def string_value(token: Token) -> str:
     """Return the value of a string literal."""
     prefix, content = _content(token)
-    return content if "r" in prefix else _unescaped(content, token)
+    return content if "r" in prefix else _unescape(content, token)
 
 
 def bytes_value(token: Token) -> bytes:
@@ -114,7 +114,7 @@ def _content(token: Token) -> tuple[str, str]:
     return prefix, quoted[width:-width]
 
 
-def _unescaped(content: str, token: Token) -> str:
+def _unescape(content: str, token: Token) -> str:
     parts = []
     at = 0
     for found in _escapes(content, token):

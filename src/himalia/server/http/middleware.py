@@ -47,7 +47,7 @@ class RequestGuard:
             await self._app(scope, receive, send)
             return
         try:
-            self._context.frontier.check(Headers(scope=scope))
+            self._context.origin_check.check(Headers(scope=scope))
             caller = None if auth.is_open(scope) else await auth.identify(scope, self._context)
         except HimaliaError as error:
             self._context.metrics.count_error(error.code)

@@ -86,7 +86,7 @@ class HttpCycle(RequestResponseCycle):
 
 @dataclass(frozen=True, slots=True)
 class HttpOptions:
-    """Timeouts of every connection, and the turns in which input is parsed."""
+    """Timeouts of every connection, and the time slices in which input is parsed."""
 
     handshake_timeout_s: float
     stall_timeout_s: float
@@ -185,14 +185,14 @@ class HttpProtocol(HttpToolsProtocol):
         elif len(data) > SMALL_BYTES and self._time_slices.is_over():
             self._parse_later()
         else:
-            self._parse_in_turns()
+            self._parse_in_slices()
 
     def eof_received(self) -> None:
         """Parse all input before the connection closes, as the peer sends no more."""
         while self._backlog and not self._ignores_input:
             self._parse_piece()
 
-    def _parse_in_turns(self) -> None:
+    def _parse_in_slices(self) -> None:
         """Parse one piece, and as many more as fit into this turn."""
         while self._backlog and not self._ignores_input:
             self._parse_piece()
@@ -214,7 +214,7 @@ class HttpProtocol(HttpToolsProtocol):
         if not self.flow.read_paused:
             # Before parsing: a handshake hands the transport over to another protocol.
             self.transport.resume_reading()
-        self._parse_in_turns()
+        self._parse_in_slices()
 
     def _parse_piece(self) -> None:
         data, self._backlog = self._backlog[:PIECE_BYTES], self._backlog[PIECE_BYTES:]

@@ -22,7 +22,7 @@ SMALL_BYTES = 2 * 1024
 
 @dataclass(frozen=True, slots=True)
 class BodyOptions:
-    """What limits all bodies of a server: their common budget, their time, and the turns in which they are decoded."""
+    """Limits of all bodies of a server: their budget, their time, and the time slices in which they are decoded."""
 
     budget: BodyBudget
     time_slices: TimeSlices

@@ -1,4 +1,4 @@
-"""Headers that every answer has: what a browser may do with it, and what it may not."""
+"""Security headers of every response: what a browser may do with it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _OVER_TLS = (TRANSPORT_SECURITY[0].lower().encode(), TRANSPORT_SECURITY[1].encod
 
 
 def demands_tls(scope: Scope) -> bool:
-    """Whether the answer to this request has to have ``Strict-Transport-Security``.
+    """Whether the response to this request must have ``Strict-Transport-Security``.
 
     Browsers apply it to a host name with all its ports, so it is not sent for names of the browser's own machine,
     where other servers speak plain HTTP.
@@ -42,7 +42,7 @@ def security_headers() -> dict[str, str]:
 
 
 def add_security_headers(start: MutableMapping[str, Any], *, demands_tls: bool) -> None:
-    """Give an ``http.response.start`` those that it lacks; a page has a policy of its own."""
+    """Add those that an ``http.response.start`` lacks; a page has its own policy."""
     headers = list(start.get("headers", []))
     present = {name.lower() for name, _ in headers}
     headers += [pair for pair in _ENCODED if pair[0] not in present]
@@ -51,7 +51,7 @@ def add_security_headers(start: MutableMapping[str, Any], *, demands_tls: bool) 
     start["headers"] = headers
 
 
-def with_transport_security(answer: bytes) -> bytes:
-    """A whole HTTP answer with ``Strict-Transport-Security`` added."""
-    status, _, rest = answer.partition(b"\r\n")
+def with_transport_security(response: bytes) -> bytes:
+    """Return a complete HTTP response with ``Strict-Transport-Security`` added."""
+    status, _, rest = response.partition(b"\r\n")
     return b"%b\r\n%b: %b\r\n%b" % (status, *_OVER_TLS, rest)

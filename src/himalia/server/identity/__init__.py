@@ -1,8 +1,8 @@
-"""Who calls, how it is known, and what it may do. ``authenticator`` puts it all together."""
+"""Callers: their credentials, how these are checked, and their rights. ``Authenticator`` is the entry."""
 
 from himalia.server.identity.credential import Credential
 from himalia.server.identity.keys import KeySpec, read_keys
-from himalia.server.identity.origin import Frontier, is_loopback
+from himalia.server.identity.origin import OriginCheck, is_loopback
 from himalia.server.identity.principal import NO_LIMITS, OWN, CallerLimits, Principal, Right, everything
 
 __all__ = [
@@ -10,8 +10,8 @@ __all__ = [
     "OWN",
     "CallerLimits",
     "Credential",
-    "Frontier",
     "KeySpec",
+    "OriginCheck",
     "Principal",
     "Right",
     "everything",

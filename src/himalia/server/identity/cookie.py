@@ -1,4 +1,4 @@
-"""The cookie of a browser session: what it is called, how it is set, and how it is found in a request."""
+"""The cookie of a browser session: its name, how it is set, and how it is read from a request."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from starlette.types import Scope
 
 NAME = "himalia_session"
 COOKIES_TRIED_MAX = 4
-"""Cookies of our name that are tried: another program on this host can add its own in front of ours."""
+"""Cookies of our name that are checked: another program on this host can add its own before ours."""
 
 
 def is_secure(scope: Scope) -> bool:
@@ -14,7 +14,7 @@ def is_secure(scope: Scope) -> bool:
 
 
 def cookie_name(scope: Scope, *, secure: bool) -> str:
-    """With the port that the server listens on, because browsers send a cookie to every port of its host.
+    """Return the name, with the server's port, because browsers send a cookie to every port of its host.
 
     A browser takes a ``__Host-`` cookie only from this very host, and only over TLS.
     """
@@ -23,7 +23,7 @@ def cookie_name(scope: Scope, *, secure: bool) -> str:
 
 
 def set_cookie(scope: Scope, value: str, age_s: int) -> str:
-    """The header ``Set-Cookie``; with an age of 0 the browser forgets it."""
+    """Return the header ``Set-Cookie``; with an age of 0 the browser deletes the cookie."""
     secure = is_secure(scope)
     name = cookie_name(scope, secure=secure)
     header = f"{name}={value}; Path=/; Max-Age={age_s}; HttpOnly; SameSite=Strict"
@@ -31,10 +31,10 @@ def set_cookie(scope: Scope, value: str, age_s: int) -> str:
 
 
 def session_secrets(scope: Scope, header: str) -> tuple[str, ...]:
-    """The values of our cookie in the header ``Cookie``.
+    """Return the values of our cookie in the header ``Cookie``.
 
-    Over TLS only the ``__Host-`` cookie counts: any other could have been set by whoever answers without TLS. Takes
-    time in proportion to the header; the standard library's parser takes the square of it on hostile input.
+    Over TLS only the ``__Host-`` cookie counts: any other could have been set by a server without TLS. Takes linear
+    time; the standard library's parser takes quadratic time on hostile input.
     """
     names = {cookie_name(scope, secure=True)}
     if not is_secure(scope):

@@ -1,4 +1,4 @@
-"""What lets a caller in, what may end it, and why a caller was not let in."""
+"""Credentials: valid until they end, which is reported to everything that was opened with them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ OnEnd = Callable[[Unauthorized], None]
 
 
 class Credential:
-    """Ends once: revoked, replaced or expired. Everything that it let in watches it, and ends with it.
+    """Ends once: revoked, replaced or expired. Everything that was opened with it watches it, and ends with it.
 
-    Belongs to the event loop. ``expires_us`` is a wall-clock time; whoever issued the credential calls ``end`` then.
+    Belongs to the event loop. ``expires_us`` is a wall-clock time; the issuer of the credential calls ``end`` then.
     """
 
     __slots__ = ("__weakref__", "_watchers", "ended", "expires_us")
@@ -34,7 +34,7 @@ class Credential:
         self._watchers.pop(on_end, None)
 
     def end(self, why: str) -> None:
-        """End it; ``why`` is a sentence for the peer. A second call does nothing."""
+        """End it; ``why`` is a message for the client. Idempotent."""
         if self.ended is not None:
             return
         self.ended = Unauthorized(why)

@@ -1,4 +1,4 @@
-"""Wrong and expired keys and sessions: recorded and logged once a minute for each address, answered slowly if many."""
+"""Wrong and expired keys and sessions: recorded and logged once a minute per address, and delayed if there are many."""
 
 from __future__ import annotations
 
@@ -14,47 +14,47 @@ logger = logging.getLogger("himalia.audit")
 
 PERIOD_S = 60.0
 FREE_MAX = 10
-"""Wrong keys of an address in a minute that are answered at once: a program with an old key is not an attack."""
+"""Wrong keys of an address in a minute that are refused at once: a program with an old key is not an attack."""
 ADDRESSES_MAX = 1_000
 OTHERS = "others"
-"""Stands for the addresses beyond those that are told apart."""
+"""Counts all addresses beyond the first ``ADDRESSES_MAX`` as one."""
 WAITING_MAX = 1_000
-"""Answers that are held back at a time: more would cost memory without slowing anything down further."""
+"""Refusals that are delayed at a time: more would cost memory without slowing down an attack any further."""
 
 
-class _Seen:
-    """What came from one address since its first wrong key of this minute."""
+class _Attempts:
+    """The failed attempts of one address in this minute."""
 
-    __slots__ = ("count", "unsaid")
+    __slots__ = ("count", "unreported")
 
     def __init__(self) -> None:
         self.count = 0
-        self.unsaid = 0
+        self.unreported = 0
 
 
-class Refusals:
-    """Lives on the event loop. The state is bounded, and freed a minute after the last wrong key of an address."""
+class FailedAttempts:
+    """Belongs to the event loop. The state is bounded, and freed a minute after an address's last failed attempt."""
 
     def __init__(self, audit: Audit, delay_s: float) -> None:
         self._audit = audit
         self._delay_s = delay_s
-        self._seen: dict[str, _Seen] = {}
+        self._attempts: dict[str, _Attempts] = {}
         self._waiting = 0
 
-    async def refuse(self, scope: Scope) -> None:
-        """Note a wrong key; returns when its answer may be sent. A right key never waits."""
+    async def count(self, scope: Scope) -> None:
+        """Count a failed attempt; returns when its error may be sent. Valid credentials are never delayed."""
         address = address_of(scope)
-        if address not in self._seen and len(self._seen) >= ADDRESSES_MAX:
+        if address not in self._attempts and len(self._attempts) >= ADDRESSES_MAX:
             address = OTHERS
-        seen = self._seen.get(address)
-        if seen is None:
-            seen = self._seen[address] = _Seen()
-            self._say(address, 1)
+        attempts = self._attempts.get(address)
+        if attempts is None:
+            attempts = self._attempts[address] = _Attempts()
+            self._report(address, 1)
             asyncio.get_running_loop().call_later(PERIOD_S, self._end_period, address)
         else:
-            seen.unsaid += 1
-        seen.count += 1
-        if seen.count > FREE_MAX and self._delay_s and self._waiting < WAITING_MAX:
+            attempts.unreported += 1
+        attempts.count += 1
+        if attempts.count > FREE_MAX and self._delay_s and self._waiting < WAITING_MAX:
             self._waiting += 1
             try:
                 await asyncio.sleep(self._delay_s)
@@ -63,23 +63,23 @@ class Refusals:
 
     def close(self) -> None:
         """Record what was counted since the last record."""
-        for address, seen in self._seen.items():
-            if seen.unsaid:
-                self._say(address, seen.unsaid)
-        self._seen.clear()
+        for address, attempts in self._attempts.items():
+            if attempts.unreported:
+                self._report(address, attempts.unreported)
+        self._attempts.clear()
 
     def _end_period(self, address: str) -> None:
-        seen = self._seen.get(address)
-        if seen is None:
+        attempts = self._attempts.get(address)
+        if attempts is None:
             return
-        if not seen.unsaid:
-            del self._seen[address]
+        if not attempts.unreported:
+            del self._attempts[address]
             return
-        self._say(address, seen.unsaid)
-        seen.count = seen.unsaid = 0
+        self._report(address, attempts.unreported)
+        attempts.count = attempts.unreported = 0
         asyncio.get_running_loop().call_later(PERIOD_S, self._end_period, address)
 
-    def _say(self, address: str, count: int) -> None:
+    def _report(self, address: str, count: int) -> None:
         what = (
             "a wrong or expired key or session"
             if count == 1
@@ -90,7 +90,7 @@ class Refusals:
 
 
 def address_of(scope: Scope) -> str:
-    """The address of the peer; of IPv6 the network of 64 bits, of which one host has as many addresses as it likes."""
+    """Return the peer's address; for IPv6 the network of 64 bits, in which one host has as many as it likes."""
     client = scope.get("client")
     if not client:
         return "unknown"

@@ -1,4 +1,4 @@
-"""The public keys of an issuer (JWKS), from a URL or a file: cached, and fetched again when a token names another."""
+"""The public keys of an issuer (JWKS), from a URL or a file: cached, and fetched again for an unknown key id."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ logger = logging.getLogger("himalia.identity")
 ALGORITHMS = ("RS256", "ES256", "EdDSA")
 FETCH_TIMEOUT_S = 5.0
 CACHE_S = 600.0
-"""After this long the set is fetched again, beside the requests that still use the old one."""
+"""After this long the set is fetched again, while requests still use the old one."""
 ATTEMPT_INTERVAL_S = 30.0
-"""Between two attempts, so that tokens with invented key ids do not make us ask the issuer all the time."""
+"""Between two attempts, so that tokens with invented key ids do not cause constant requests to the issuer."""
 STALE_MAX_S = 24 * 3600.0
-"""How long an issuer that does not answer is trusted by the keys that it last had."""
+"""How long the last keys of an issuer that does not respond are trusted."""
 BYTES_MAX = 1024 * 1024
 KEYS_MAX = 100
 MATERIAL = ("kty", "crv", "n", "e", "x", "y")
-"""The members of a key that make it this key."""
+"""The members that identify a key."""
 
 
 class _Set(msgspec.Struct):
@@ -54,17 +54,23 @@ class IssuerKey(NamedTuple):
 
 
 class Jwks:
-    """Never blocks the event loop: the set is fetched beside the requests, by one attempt at a time that all share."""
+    """Never blocks the event loop: the set is fetched in the background, by one attempt that all requests share."""
 
-    def __init__(self, source: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        source: str,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        on_fetched: Callable[[], None] | None = None,
+    ) -> None:
+        """``on_fetched`` is called when the set was fetched: keys may have been withdrawn since the last time."""
         self.source = source
         self._clock = clock
         self._keys: dict[str, IssuerKey] = {}
         self._fetched_at: float | None = None
         self._tried_at: float | None = None
         self._attempt: asyncio.Task[None] | None = None
-        self.on_fetched: Callable[[], None] | None = None
-        """Called when the set was fetched: keys may have been withdrawn since the last time."""
+        self._on_fetched = on_fetched
         self._watch: FileWatch | None = None
         if _is_url(source):
             _check_url(source)
@@ -73,9 +79,9 @@ class Jwks:
             self._keys, self._fetched_at = _read_keys(source), clock()
 
     async def key(self, kid: str | None, algorithm: str) -> IssuerKey | None:
-        """The key with this id, or the only one there is; None if it is not in the set.
+        """Return the key with this id, or the only one there is; None if it is not in the set.
 
-        ``IssuerUnavailable`` if the set was never fetched, or not for very long.
+        ``IssuerUnavailable`` if the set was never fetched, or not for a day.
         """
         found = self._find(kid, algorithm)
         if found is None or self._is_stale():
@@ -84,7 +90,9 @@ class Jwks:
         elif self._age_s() > CACHE_S:
             self.refresh_soon()
         if self._is_stale():
-            raise IssuerUnavailable(f"tokens cannot be checked now: {_shown(self.source)} does not answer")
+            raise IssuerUnavailable(
+                f"tokens cannot be checked now: {_without_query(self.source)} does not respond"
+            )
         return found
 
     def has_withdrawn(self, id: str) -> bool:
@@ -92,12 +100,12 @@ class Jwks:
         return self._fetched_at is not None and all(known.id != id for known in self._keys.values())
 
     def refresh_soon(self) -> None:
-        """Begin to fetch the set if it is old and nobody does already."""
+        """Begin to fetch the set if it is old and no attempt is running."""
         if self._age_s() > CACHE_S and self._may_try():
             self._begin()
 
     async def reload(self) -> None:
-        """Read the set again if it is a file that has changed; if that is wrong, the keys of before stay in use."""
+        """Reload the set if it is a file that has changed; if the file is invalid, the previous keys remain valid."""
         if self._watch is not None and await asyncio.to_thread(self._watch.has_changed):
             await asyncio.wait({self._begin()})
 
@@ -127,20 +135,22 @@ class Jwks:
 
     async def _refresh(self) -> None:
         if self._may_try():
-            # The attempt goes on for the others when one caller goes away.
+            # The attempt continues for other requests if this one is cancelled.
             await asyncio.wait({self._begin()}, timeout=FETCH_TIMEOUT_S + 1)
 
     async def _fetch(self) -> None:
         try:
             keys = _parse(await _read(self.source))
         except (OSError, ValueError, msgspec.MsgspecError, ConfigurationError) as error:
-            logger.warning("the keys of the issuer at %s cannot be had: %s", _shown(self.source), error)
+            logger.warning(
+                "cannot fetch the keys of the issuer at %s: %s", _without_query(self.source), error
+            )
             return
         finally:
             self._attempt = None
         self._keys, self._fetched_at = keys, self._clock()
-        if self.on_fetched is not None:
-            self.on_fetched()
+        if self._on_fetched is not None:
+            self._on_fetched()
 
     async def close(self) -> None:
         if self._attempt is not None:
@@ -152,18 +162,18 @@ def _check_url(url: str) -> None:
     parts = urlsplit(url)
     if parts.scheme != "https" and not is_loopback(parts.hostname or ""):
         raise ConfigurationError(
-            f"jwt_jwks is {_shown(url)}: without https anybody on the way could put in a key"
+            f"jwt_jwks is {_without_query(url)}: without https, anyone on the network path could insert a key"
         )
 
 
 def _read_keys(path: str) -> dict[str, IssuerKey]:
-    """The keys of a file, when the server starts. ``ConfigurationError`` if there are none that can be trusted."""
+    """Return the keys of a file, when the server starts; ``ConfigurationError`` if it has none that can be trusted."""
     try:
         return _parse(_read_file(path))
     except (OSError, ValueError, msgspec.MsgspecError) as error:
-        said = getattr(error, "strerror", None) or error
+        reason = getattr(error, "strerror", None) or error
         raise ConfigurationError(
-            f"jwt_jwks names {path}, which is neither an https URL nor a file with keys: {said}"
+            f"jwt_jwks names {path}, which is neither an https URL nor a file with keys: {reason}"
         ) from None
 
 
@@ -171,12 +181,12 @@ def _is_url(source: str) -> bool:
     return source.startswith(("https://", "http://"))
 
 
-def _shown(source: str) -> str:
+def _without_query(source: str) -> str:
     return source.partition("?")[0]
 
 
 async def _read(source: str) -> bytes:
-    """The bytes of the set, read in a thread or over the network."""
+    """Return the bytes of the set, read in a thread or over the network."""
     if not _is_url(source):
         return await asyncio.to_thread(_read_file, source)
     content = await _download(source)
@@ -198,7 +208,7 @@ def _read_file(path: str) -> bytes:
 
 
 async def _download(url: str) -> bytes:
-    """One deadline for all of it: a peer that sends its head byte by byte is given up too."""
+    """Fetch with one deadline in all, which also ends a response that arrives byte by byte."""
     client = await asyncio.to_thread(_make_client, url)
     import httpx  # which the thread has done
 
@@ -206,7 +216,7 @@ async def _download(url: str) -> bytes:
     try:
         async with asyncio.timeout(FETCH_TIMEOUT_S), client, client.stream("GET", url) as response:
             if response.status_code != 200:
-                raise ValueError(f"it answers {response.status_code}")
+                raise ValueError(f"status {response.status_code}")
             async for part in response.aiter_bytes():
                 content += part
                 if len(content) > BYTES_MAX:
@@ -219,16 +229,16 @@ async def _download(url: str) -> bytes:
 
 
 def _make_client(url: str) -> httpx.AsyncClient:
-    """Runs in a thread: importing the library and reading the certificate authorities take a while."""
+    """Return an HTTP client. Called in a thread: importing the library and reading the authorities take long."""
     import httpx
 
-    # Without https the issuer is on this machine: a proxy would be somebody in between, who could put in a key.
+    # Without https the issuer is on this machine, and a proxy in between could insert a key.
     is_secure = url.startswith("https:")
     return httpx.AsyncClient(timeout=FETCH_TIMEOUT_S, follow_redirects=False, trust_env=is_secure)
 
 
 def _parse(content: bytes) -> dict[str, IssuerKey]:
-    """The keys that we can use, by their id; one without an id is known by its place."""
+    """Return the usable keys by their ids; one without an id gets its index as id."""
     found: dict[str, IssuerKey] = {}
     for number, data in enumerate(msgspec.json.decode(content, type=_Set).keys[:KEYS_MAX]):
         if data.get("use", "sig") != "sig":
@@ -236,8 +246,8 @@ def _parse(content: bytes) -> dict[str, IssuerKey]:
         try:
             key = jwt.PyJWK(data)
         except (jwt.PyJWTError, ValueError, TypeError):
-            continue  # a kind of key that is not ours to understand
-        # A symmetric key would let everybody who can read the set sign tokens.
+            continue  # a type of key that is not supported
+        # With a symmetric key, everyone who can read the set could sign tokens.
         if key.algorithm_name in ALGORITHMS:
             kid = str(data.get("kid") or f"#{number}")
             found[kid] = IssuerKey.of(kid, key, data)

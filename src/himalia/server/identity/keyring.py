@@ -1,4 +1,4 @@
-"""Callers known by a key: the generated token, or the keys of a file, which may change while the server runs."""
+"""The keys that are valid now, found by their secrets: a token, or the keys of a file, which may change."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from himalia.token_proof import key_id
 
 
 class Key:
-    """A secret that is known now, by its digest, and the caller who has it."""
+    """The digest of a valid secret, and the caller who has it."""
 
     def __init__(self, digest: bytes, principal: Principal, spec: KeySpec | None = None) -> None:
         self.digest = digest
@@ -33,10 +33,10 @@ class Key:
     def of_token(cls, token: str) -> Key:
         return cls(digest_of(token), everything("token", Credential()))
 
-    def takes(self, spec: KeySpec) -> bool:
-        """Whether the caller stays the same by this; then only its expiry can be another.
+    def matches(self, spec: KeySpec) -> bool:
+        """Whether the specification describes the same caller; then at most the expiry differs.
 
-        A key that has expired cannot be prolonged: its credential has ended for good, so it needs a new one.
+        A key that has expired does not match another expiry: its credential has ended, so it needs a new one.
         """
         mine = self.spec
         if mine is None or (self.principal.credential.ended and mine.expires_us != spec.expires_us):
@@ -52,11 +52,11 @@ class Change(NamedTuple):
 
 
 class Keyring:
-    """Knows callers by their secret. How long that takes does not depend on which secret is shown."""
+    """Finds callers by their secrets, in a time that does not depend on the secret."""
 
     def __init__(self, keys: Iterable[Key] = ()) -> None:
-        # Keys are found by a keyed hash of what is shown. Whoever does not have this key cannot choose what to show
-        # so that the time of the search tells something.
+        # Keys are found by a keyed hash of the secret: without the hash's key, an attacker cannot choose secrets such
+        # that the duration of the search reveals something.
         self._blinding = secrets.token_bytes(32)
         self._decoy = secrets.token_bytes(32)
         self._by_blinded: dict[bytes, Key] = {}
@@ -67,7 +67,7 @@ class Keyring:
         return iter(list(self._by_blinded.values()))
 
     def find(self, secret: str) -> Key | None:
-        """The key with this secret, expired or not."""
+        """Return the key with this secret, expired or not."""
         return self.by_digest(digest_of(secret))
 
     def by_digest(self, digest: bytes) -> Key | None:
@@ -76,11 +76,11 @@ class Keyring:
         return key if is_right else None
 
     def by_id(self, id: str) -> Key | None:
-        """The key that a client names before it sends it; see ``himalia.token_proof``."""
+        """Return the key that a client names before it sends it; see ``himalia.token_proof``."""
         return self._by_id.get(id)
 
     def set_token(self, token: str) -> bool:
-        """Know this token and nothing else. Returns whether it is another than before; that one ends."""
+        """Replace all keys by this token, and end them. Returns False if there was no key, or the same."""
         if self.find(token) is not None:
             return False
         before = list(self)
@@ -90,18 +90,18 @@ class Keyring:
         return bool(before)
 
     def update(self, specs: Iterable[KeySpec]) -> list[Change]:
-        """Know the keys of a file that has changed. What came in by a key that is not as it was ends."""
+        """Replace all keys by those of a file. The credentials of removed and of changed keys end."""
         before = {key.digest: key for key in self}
         names_before = {key.spec.name for key in before.values() if key.spec is not None}
         keys: list[Key] = []
         changes: list[Change] = []
-        stays: set[bytes] = set()
+        unchanged: set[bytes] = set()
         for spec in specs:
             known = before.get(spec.digest)
-            if known is not None and known.takes(spec):
+            if known is not None and known.matches(spec):
                 known.spec = spec
                 known.principal.credential.expires_us = spec.expires_us
-                stays.add(spec.digest)
+                unchanged.add(spec.digest)
                 keys.append(known)
                 continue
             keys.append(Key.of(spec))
@@ -113,13 +113,13 @@ class Keyring:
         self._replace(keys)
         names = {key.spec.name for key in keys if key.spec is not None}
         for digest, key in before.items():
-            if digest not in stays:
-                self._end(key, names, changes, was_changed=digest in {key.digest for key in keys})
+            if digest not in unchanged:
+                self._end(key, names, changes, is_changed=digest in {key.digest for key in keys})
         return list(dict.fromkeys(changes))
 
-    def _end(self, key: Key, names: set[str], changes: list[Change], *, was_changed: bool) -> None:
+    def _end(self, key: Key, names: set[str], changes: list[Change], *, is_changed: bool) -> None:
         credential = key.principal.credential
-        if was_changed:
+        if is_changed:
             credential.end("the rights of this key have changed; connect again")
         elif key.spec is not None and key.spec.name in names:
             credential.end("this key was replaced by a new one")

@@ -21,7 +21,7 @@ NAME_LENGTH_MAX = 100
 
 
 class KeySpec(msgspec.Struct, frozen=True):
-    """One secret of one key, as the file says. A key that was just rotated has two: the old one for a while."""
+    """One secret of one key in the file. A key that was just rotated has two, the old one for a while."""
 
     name: str
     digest: bytes
@@ -29,7 +29,7 @@ class KeySpec(msgspec.Struct, frozen=True):
     limits: CallerLimits
     expires_us: int | None = None
     id: str | None = None
-    """What the key begins with, where Himalia made it."""
+    """The beginning of the key, if Himalia made it."""
     is_plain: bool = False
     """Whether the file has the key itself instead of its hash."""
     is_old: bool = False
@@ -40,12 +40,12 @@ class KeySpec(msgspec.Struct, frozen=True):
 
 
 def read_keys(path: Path, *, may_be_empty: bool = False) -> list[KeySpec]:
-    """The keys of a file. ``ConfigurationError`` says what is wrong with it, and never shows a key. Blocks."""
+    """Return the keys of a file; ``ConfigurationError``, which never shows a key, if it is invalid. Blocks."""
     return parse_keys(read_trusted(path, WHAT), path, may_be_empty=may_be_empty)
 
 
 def parse_keys(content: bytes, path: Path, *, may_be_empty: bool = False) -> list[KeySpec]:
-    """The keys in the content of a file; ``path`` is for what is said of it."""
+    """Return the keys in the content of a file; ``path`` is for error messages."""
     try:
         tables = tomllib.loads(content.decode()).get("keys")
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -90,7 +90,7 @@ def _read_key(path: Path, name: str, table: object) -> list[KeySpec]:
         return [current]
     old = msgspec.structs.replace(
         current,
-        digest=_parsed_hash(table, "old_hash", where),
+        digest=_read_hash(table, "old_hash", where),
         expires_us=_time_us(table, "old_expires", where),
         id=None,
         is_plain=False,
@@ -105,7 +105,7 @@ def _digest(table: Mapping[str, Any], where: str) -> bytes:
     if "hash" in table:
         if "key" in table:
             raise ConfigurationError(f"{where} has both key and hash; remove the key")
-        return _parsed_hash(table, "hash", where)
+        return _read_hash(table, "hash", where)
     key = table.get("key")
     if not isinstance(key, str):
         raise ConfigurationError(f"{where} needs hash = \"sha256:...\", as 'himalia keys add' writes it")
@@ -113,7 +113,7 @@ def _digest(table: Mapping[str, Any], where: str) -> bytes:
     return digest_of(key)
 
 
-def _parsed_hash(table: Mapping[str, Any], field: str, where: str) -> bytes:
+def _read_hash(table: Mapping[str, Any], field: str, where: str) -> bytes:
     try:
         return parse_hash(table[field])
     except (ValueError, TypeError, AttributeError):
@@ -128,7 +128,7 @@ def _text(table: Mapping[str, Any], field: str, where: str) -> str | None:
 
 
 def _time_us(table: Mapping[str, Any], field: str, where: str) -> int | None:
-    """A date or a time of TOML as microseconds since 1970; UTC where it names no zone."""
+    """Return a date or time of TOML as microseconds since 1970; UTC if it has no zone."""
     value = table.get(field)
     if value is None:
         return None

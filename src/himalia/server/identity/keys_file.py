@@ -1,4 +1,4 @@
-"""Changing the keys file: its text is edited, so that comments and the order stay, and the result is checked."""
+"""Edits the keys file as text, so that comments and the order stay the same, and checks the result."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from himalia.record import now_us
 from himalia.server.identity.keys import WHAT, KeySpec, parse_keys
 from himalia.server.identity.principal import LIMITS, CallerLimits, Right, read_rights
 from himalia.server.identity.private_file import others_may_read, read_private, write_private
-from himalia.server.identity.secret import digest_of, new_key, shown_hash
+from himalia.server.identity.secret import digest_of, format_hash, new_key
 
 HEADER = "# Keys of a Himalia server; 'himalia keys --help' says how to change it. Only hashes of keys are kept here.\n"
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
@@ -35,7 +35,7 @@ class KeysFile:
         self._path = path
 
     def read(self) -> list[KeySpec]:
-        """The keys that it has, whosever the file is."""
+        """Return the keys in the file, whoever owns it."""
         return parse_keys(read_private(self._path, WHAT), self._path)
 
     def add(
@@ -46,20 +46,20 @@ class KeysFile:
         limits: CallerLimits,
         expires_us: int | None = None,
     ) -> str:
-        """Add a key to the file, which is made if there is none. Returns the key: it is nowhere else."""
+        """Add a key to the file, which is created if there is none. Returns the key, which is stored nowhere."""
         _check_name(name)
         read_rights({right: list(patterns) for right, patterns in rights.items()}, name)
         key, key_id = new_key()
-        lines = [f"[keys.{name}]", f'id = "{key_id}"', f'hash = "{shown_hash(digest_of(key))}"']
+        lines = [f"[keys.{name}]", f'id = "{key_id}"', f'hash = "{format_hash(digest_of(key))}"']
         if expires_us is not None:
-            lines.append(f"expires = {_shown_time(expires_us)}")
-        lines += [f"{right} = {_shown_list(patterns)}" for right, patterns in rights.items() if patterns]
+            lines.append(f"expires = {_format_time(expires_us)}")
+        lines += [f"{right} = {_format_list(patterns)}" for right, patterns in rights.items() if patterns]
         given = [
             (limit, value) for limit, value in msgspec.structs.asdict(limits).items() if value is not None
         ]
         if given:
             lines += [f"[keys.{name}.{LIMITS}]", *(f"{limit} = {value!r}" for limit, value in given)]
-        with self._editing(may_be_new=True) as edit:
+        with self._open_edit(may_be_new=True) as edit:
             if name in edit.names:
                 raise ConfigurationError(
                     f"{self._path} has a key {name!r} already; 'himalia keys rotate {name}' gives it a new secret"
@@ -68,53 +68,53 @@ class KeysFile:
         return key
 
     def remove(self, name: str) -> None:
-        with self._editing() as edit:
+        with self._open_edit() as edit:
             edit.require(name)
             edit.drop(name)
 
     def rotate(self, name: str, *, keep_until_us: int | None = None, expires_us: int | None = None) -> str:
-        """Give a key a new secret, which is returned. The old one works until ``keep_until_us``, or no longer."""
+        """Give a key a new secret, which is returned. The old one is valid until ``keep_until_us``, or ends now."""
         key, key_id = new_key()
-        with self._editing() as edit:
+        with self._open_edit() as edit:
             old = edit.require(name)
             if expires_us is None and old.expires_us is not None and old.expires_us <= now_us():
                 raise ConfigurationError(
-                    f"the key {name!r} has expired; say how long the new one is valid: --expires"
+                    f"the key {name!r} has expired; give an expiry for the new one with --expires"
                 )
-            fields = {"id": f'"{key_id}"', "hash": f'"{shown_hash(digest_of(key))}"'}
+            fields = {"id": f'"{key_id}"', "hash": f'"{format_hash(digest_of(key))}"'}
             dropping = ["key", "id", "hash", "old_hash", "old_expires"]
             if expires_us is not None:
-                fields["expires"] = _shown_time(expires_us)
+                fields["expires"] = _format_time(expires_us)
                 dropping.append("expires")
             if keep_until_us is not None:
                 until_us = min(keep_until_us, old.expires_us or keep_until_us)
-                fields |= {"old_hash": f'"{shown_hash(old.digest)}"', "old_expires": _shown_time(until_us)}
+                fields |= {"old_hash": f'"{format_hash(old.digest)}"', "old_expires": _format_time(until_us)}
             edit.set(name, fields, dropping=dropping)
         return key
 
     def hash(self) -> list[str]:
-        """Replace every key that is there in the clear by its hash. Returns their names."""
-        with self._editing() as edit:
+        """Replace every plain key by its hash. Returns their names."""
+        with self._open_edit() as edit:
             plain = [key for key in edit.keys if key.is_plain]
             for key in plain:
-                edit.set(key.name, {"hash": f'"{shown_hash(key.digest)}"'}, dropping=("key",))
+                edit.set(key.name, {"hash": f'"{format_hash(key.digest)}"'}, dropping=("key",))
         return [key.name for key in plain]
 
     @contextmanager
-    def _editing(self, *, may_be_new: bool = False) -> Iterator[_Edit]:
+    def _open_edit(self, *, may_be_new: bool = False) -> Iterator[_Edit]:
         try:
             with hold_directory(self._path.resolve().parent):
                 edit = self._read(may_be_new=may_be_new)
                 yield edit
                 if edit.has_changed:
-                    write_private(self._path, edit.checked().encode())
+                    write_private(self._path, edit.validate().encode())
         except OSError as error:
             raise ConfigurationError(f"cannot change {WHAT} {self._path}: {error.strerror}") from None
 
     def _read(self, *, may_be_new: bool) -> _Edit:
         if may_be_new and not self._path.exists():
             return _Edit(self._path, HEADER)
-        # A file that others may read becomes private by being changed, which is what the caller is told to do anyway.
+        # A file that others may read becomes private by this change; reading it would tell the user to do just that.
         if self._path.exists() and others_may_read(self._path):
             os.chmod(self._path, 0o600)
         content = read_private(self._path, WHAT)
@@ -125,14 +125,14 @@ class KeysFile:
 
 
 class _Edit:
-    """The text of the file while it is changed, and what it has to mean afterwards."""
+    """The text of the file while it is edited, and the tables that it must have afterwards."""
 
     def __init__(self, path: Path, text: str) -> None:
         self._path = path
         self._lines = text.splitlines()
-        has_keys = bool(_parsed(text, path).get("keys"))
+        has_keys = bool(_parse(text, path).get("keys"))
         self.keys: list[KeySpec] = parse_keys(text.encode(), path) if has_keys else []
-        self._wanted = self._meant = _parsed(text, path)
+        self._wanted = self._meant = _parse(text, path)
 
     @property
     def names(self) -> set[str]:
@@ -140,7 +140,7 @@ class _Edit:
 
     @property
     def has_changed(self) -> bool:
-        """Whether it has to mean something else, even if no line could be changed to that end."""
+        """Whether the tables must differ, even if no line could be changed for that."""
         return self._wanted != self._meant
 
     def require(self, name: str) -> KeySpec:
@@ -159,17 +159,17 @@ class _Edit:
         self._wanted = {**self._wanted, "keys": {**self._wanted.get("keys", {}), **added}}
 
     def drop(self, name: str) -> None:
-        is_of_key = self._marks(name)
+        is_of_key = self._mark_lines(name)
         self._lines = [line for line, of_key in zip(self._lines, is_of_key, strict=True) if not of_key]
         left = {other: table for other, table in self._wanted["keys"].items() if other != name}
         self._wanted = {**self._wanted, "keys": left}
-        if not left and "keys" not in _parsed("\n".join(self._lines), self._path):
-            # An empty table says that all keys were removed; a file without one could be cut off.
+        if not left and "keys" not in _parse("\n".join(self._lines), self._path):
+            # An empty table means that all keys were removed; a file without one could be truncated.
             self._lines.append("[keys]")
 
     def set(self, name: str, fields: Mapping[str, str], *, dropping: Sequence[str]) -> None:
-        """Give a key these fields, right below its header, in place of those that are dropped."""
-        is_of_key = self._marks(name)
+        """Set these fields of a key, directly below its header, and drop others."""
+        is_of_key = self._mark_lines(name)
         changed: list[str] = []
         in_head = False
         is_set = False
@@ -189,8 +189,8 @@ class _Edit:
         table |= tomllib.loads("\n".join(f"{field} = {value}" for field, value in fields.items()))
         self._wanted = {**self._wanted, "keys": {**self._wanted["keys"], name: table}}
 
-    def _marks(self, name: str) -> list[bool]:
-        """For each line, whether it belongs to the tables of this key, or is a comment right above one."""
+    def _mark_lines(self, name: str) -> list[bool]:
+        """Return for each line whether it belongs to the tables of this key, or is a comment directly above one."""
         marks: list[bool] = []
         inside = False
         for number, line in enumerate(self._lines):
@@ -204,8 +204,8 @@ class _Edit:
             marks.append(inside)
         return marks
 
-    def checked(self) -> str:
-        """The new text, known to mean what it has to: whatever this simple editing does not understand is refused."""
+    def validate(self) -> str:
+        """Return the new text; ``ConfigurationError`` if it does not have the wanted tables."""
         text = "\n".join(self._lines) + "\n"
         try:
             is_right = tomllib.loads(text) == self._wanted
@@ -221,12 +221,12 @@ class _Edit:
 
 
 def _is_head(line: str) -> bool:
-    """Whether a header is of the key itself, not of a table below it such as its limits."""
+    """Whether a header is that of the key itself, not of a table below it such as its limits."""
     found = _TABLE.match(line)
     return found is not None and "." not in line[found.end(1) :].partition("]")[0]
 
 
-def _parsed(text: str, path: Path) -> dict[str, Any]:
+def _parse(text: str, path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
@@ -240,9 +240,9 @@ def _check_name(name: str) -> None:
         )
 
 
-def _shown_list(patterns: Sequence[str]) -> str:
+def _format_list(patterns: Sequence[str]) -> str:
     return "[" + ", ".join(f'"{pattern}"' for pattern in patterns) + "]"
 
 
-def _shown_time(us: int) -> str:
+def _format_time(us: int) -> str:
     return datetime.fromtimestamp(us // 1_000_000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

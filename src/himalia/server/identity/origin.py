@@ -1,4 +1,4 @@
-"""Which hosts and origins the server answers to: the check that stops a browser from being tricked."""
+"""Which hosts and origins the server accepts: the check against DNS rebinding and cross-site requests."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-class Frontier:
-    """Refuses requests that a browser was tricked into: a foreign ``Origin``, or a ``Host`` that is not ours."""
+class OriginCheck:
+    """Refuses requests that another site made a browser send: a foreign ``Origin``, or a ``Host`` that is not ours."""
 
     def __init__(self, host: str, allowed_hosts: Iterable[str], allowed_origins: Iterable[str]) -> None:
         self._hosts = {host.lower(), *(name.lower() for name in allowed_hosts)}
@@ -27,10 +27,10 @@ class Frontier:
         self._origins = {origin.lower().rstrip("/") for origin in allowed_origins}
 
     def check(self, headers: Mapping[str, str]) -> None:
-        """``Forbidden`` unless host and origin are ours or allowed. No Origin means: not a browser."""
+        """Raise ``Forbidden`` unless host and origin are ours or allowed. A client without Origin is no browser."""
         authority = headers.get("host", "")
         if not self._is_our_host(host_of(authority)):
-            raise Forbidden(f"this server does not answer to host {authority!r}; see --allowed-hosts")
+            raise Forbidden(f"host {authority!r} is not allowed; see --allowed-hosts")
         origin = headers.get("origin")
         if origin is None or origin.lower().rstrip("/") in self._origins:
             return
@@ -38,7 +38,7 @@ class Frontier:
             raise Forbidden(f"origin {origin!r} is not allowed; see --allowed-origins")
 
     def _is_our_host(self, host: str) -> bool:
-        # Rebinding works by names: a browser that was given a bare address went to that address.
+        # DNS rebinding needs a name: a browser with a bare address in its URL has connected to that address.
         return self._any_host or host == "localhost" or host in self._hosts or _is_address(host)
 
 
@@ -58,7 +58,7 @@ def _authority_of(origin: str) -> str:
 
 
 def host_of(authority: str) -> str:
-    """The name or address in a ``Host``; empty if there is none."""
+    """Return the name or address in a ``Host`` header; empty if there is none."""
     try:
         return (urlsplit(f"//{authority}").hostname or "").lower()
     except ValueError:

@@ -1,4 +1,4 @@
-"""A caller: its qualified name, rights and limits, and how the keys file and tokens write these."""
+"""A caller: its qualified name, rights and limits, and their form in the keys file and in tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OWN = "own"
 ``own``: no right can be given on a topic of exactly that name but by ``*`` or ``>``."""
 
 KNOWN_MAX = 4_000
-"""Decisions about topics that a caller keeps, about 400 bytes each."""
+"""Decisions about topics that are cached for a caller, about 400 bytes each."""
 
 
 class Right(StrEnum):
@@ -27,7 +27,7 @@ class Right(StrEnum):
 
 
 class CallerLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one caller may use at a time, over all its connections. None: only the server's own limits apply."""
+    """What one caller may use at a time, over all its connections. None: only the server's limits apply."""
 
     publishes_per_s: float | None = None
     bytes_per_s: float | None = None
@@ -45,8 +45,8 @@ class Principal:
 
     ``name`` is qualified and stable: ``key:reports`` for every secret that the key ``reports`` ever had,
     ``jwt:<iss>/<sub>`` for all tokens of one subject, ``token`` for the generated token, ``anonymous`` with
-    ``--no-auth``. ``named`` is false for the last two: there the client names itself. ``credential`` is what this
-    caller has shown this time; what it opens has to end with it.
+    ``--no-auth``. ``named`` is false for the last two: there the client names itself. ``credential`` is the one
+    that authenticated the caller; everything that the caller opens ends with it.
     """
 
     def __init__(
@@ -65,8 +65,8 @@ class Principal:
         self._rights = rights
         self._known: dict[tuple[Right, str], bool] = {}
 
-    def by(self, credential: Credential) -> Principal:
-        """The same caller, known by something else that it has shown."""
+    def with_credential(self, credential: Credential) -> Principal:
+        """Return the same caller, authenticated by another credential."""
         other = Principal(
             self.name, self._rights, named=self.named, limits=self.limits, credential=credential
         )
@@ -75,7 +75,7 @@ class Principal:
 
     @property
     def short_name(self) -> str:
-        """The name without its qualifier, as the header ``publisher`` has it."""
+        """The name without its qualifier, as in the header ``publisher``."""
         return self.name.partition(":")[2] or self.name
 
     def may(self, right: Right, topic: str, owner: str | None = None) -> bool:
@@ -131,7 +131,7 @@ LIMIT_MAX = (1 << 63) - 1
 
 
 def read_rights(table: Mapping[str, object], where: str) -> Rights:
-    """The patterns of each right; one that the table does not have is not given."""
+    """Return the patterns of each right; a right that the table does not have has none."""
     return {right: _patterns(table.get(right, []), right, where) for right in Right}
 
 

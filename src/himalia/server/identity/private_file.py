@@ -1,4 +1,4 @@
-"""Files that only their owner may read: written whole or not at all, and read again when they change."""
+"""Files that only their owner may read: written atomically, and reloaded when they change."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from himalia.errors import ConfigurationError
 from himalia.log.sqlite.files import fsync_path
 
 OTHERS = 0o077
-"""The permissions of everybody but the owner."""
+"""The permissions of everyone but the owner."""
 WRITERS = 0o022
-"""The permissions to change a file, or to make one in a directory, of everybody but the owner."""
+"""The permissions of everyone but the owner to change a file, or to create one in a directory."""
 BYTES_MAX = 16 << 20
-"""Room for tens of thousands of keys. A larger file is another one, given by mistake."""
+"""Enough for tens of thousands of keys. A larger file was probably given by mistake."""
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Replace the file in one step: a reader, or a crash, sees the old content or the new one.
+    """Replace the file atomically: a reader, or a crash, sees the old content or the new one.
 
-    It stays its owner's: a command that root runs must not take it from the server's user.
+    Its owner stays the same, so that the server's user can read it after a command of root.
     """
     target = path.resolve()  # a symbolic link stays one
     owner = _owner_to_keep(target)
@@ -64,7 +64,7 @@ def is_others(path: Path) -> bool:
 
 
 def check_writers(path: Path, what: str) -> None:
-    """``ConfigurationError``, which names ``what`` it is, if others may change it. ``OSError`` if it is not there."""
+    """Raise ``ConfigurationError``, which names ``what`` it is, if others may change it; ``OSError`` if missing."""
     if is_others(path):
         raise ConfigurationError(f"{what} {path} belongs to another user; run: chown {_user()} {path}")
     if os.stat(path).st_mode & WRITERS:
@@ -79,8 +79,8 @@ def read_trusted(path: Path, what: str) -> bytes:
 
 
 def read_own(path: Path) -> bytes | None:
-    """The content of a file that nobody else has written or read: None if it could be another user's."""
-    # Looked at by what was opened: in a directory where others make files, the name may be another's a moment later.
+    """Return the content of a file that only this user can have written and read; None for any other."""
+    # Checked by descriptor: in a directory where others create files, the name may be another file a moment later.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
         found = os.fstat(descriptor)
@@ -89,7 +89,7 @@ def read_own(path: Path) -> bytes | None:
 
 
 def read_private(path: Path, what: str) -> bytes:
-    """The content. ``ConfigurationError``, which names ``what`` it is, if it cannot be read or others can read it."""
+    """Return the content; ``ConfigurationError``, which names ``what`` it is, if others can read it, or we cannot."""
     try:
         if others_may_read(path):
             raise ConfigurationError(
@@ -109,7 +109,7 @@ def read_private(path: Path, what: str) -> bytes:
 
 
 def _user() -> str:
-    """The user of this process, by name where it has one."""
+    """Return the name of this process's user, or its number."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
@@ -117,14 +117,14 @@ def _user() -> str:
 
 
 Stamp = tuple[int, int, int, int] | None
-"""What tells one state of a file from another; None where there is no file."""
+"""Identifies the state of a file; None if there is none."""
 
 
 class FileWatch:
-    """Tells when a file has changed since it was last read.
+    """Notices that a file has changed since it was last read.
 
-    A change counts when two looks in a row see the same file, so that one that an editor is still writing is left
-    alone.
+    A change counts when two successive checks see the same state, so that a file is not read while an editor writes
+    it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -132,7 +132,7 @@ class FileWatch:
         self._read = self._seen = self._stamp()
 
     def has_changed(self) -> bool:
-        """Look once. True at most once for each change. Blocks for as long as the disk takes."""
+        """Check once. True at most once for each change. Blocks."""
         now = self._stamp()
         is_steady, self._seen = now == self._seen, now
         if not is_steady or now == self._read:
@@ -145,5 +145,5 @@ class FileWatch:
             found = os.stat(self.path)
         except OSError:
             return None
-        # With the time of the last change to the inode: a mode that was corrected is a change too.
+        # With the ctime: a corrected mode is a change too.
         return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns

@@ -1,4 +1,4 @@
-"""The generated token: made once for a log, kept beside it, and the same over restarts until it is rotated."""
+"""The generated token: one per log, in a file beside it, the same over restarts until it is rotated."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from himalia.server.identity.secret import LENGTH_MIN, new_secret
 
 
 def beside_log(log_url: str, suffix: str) -> Path | None:
-    """The file of the server that lies beside its log, such as ``log.db.token``; None for a log in memory."""
+    """Return the path of a file beside the log, such as ``log.db.token``; None for a log in memory."""
     if not log_url.lower().startswith("sqlite:"):
         return None
     log = sqlite_path(log_url).resolve()
@@ -22,7 +22,7 @@ def beside_log(log_url: str, suffix: str) -> Path | None:
 
 
 class TokenFile:
-    """In the clear, and readable by its owner only: the commands of the same user read it.
+    """A file with the token as text, readable by its owner only: the commands of the same user read it.
 
     Raises ``ConfigurationError`` where the directory of the log cannot be written.
     """
@@ -36,7 +36,7 @@ class TokenFile:
         return None if path is None else cls(path)
 
     def read(self) -> str | None:
-        """The token; None if there is none, or if other users could have read it: such a token is not used again."""
+        """Return the token; None if there is none, or if other users could have read it and it must not be used."""
         try:
             if others_may_read(self.path):
                 return None
@@ -48,17 +48,17 @@ class TokenFile:
         return token if len(token) >= LENGTH_MIN else None
 
     def read_trusted(self) -> str | None:
-        """As ``read``, for a server: None also if the file belongs to another user, who could have chosen the token."""
+        """As ``read``, for a server: also None if the file belongs to another user, who could have chosen the token."""
         token = self.read()
         return None if token is None or is_others(self.path) else token
 
     def read_or_make(self) -> str:
-        with self._changing():
+        with self._lock():
             return self.read_trusted() or self._write()
 
     def rotate(self) -> str:
-        """Replace the token. A server that runs on this log takes the new one within seconds."""
-        with self._changing():
+        """Replace the token. A server that runs on this log uses the new one within seconds."""
+        with self._lock():
             return self._write()
 
     def _write(self) -> str:
@@ -67,9 +67,9 @@ class TokenFile:
         return token
 
     @contextmanager
-    def _changing(self) -> Iterator[None]:
+    def _lock(self) -> Iterator[None]:
         try:
             with hold_directory(self.path.parent):
                 yield
         except OSError as error:
-            raise ConfigurationError(f"the token cannot be kept in {self.path}: {error.strerror}") from None
+            raise ConfigurationError(f"cannot store the token in {self.path}: {error.strerror}") from None

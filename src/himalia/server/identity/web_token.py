@@ -1,4 +1,4 @@
-"""JSON Web Tokens: callers that a platform vouches for, with their rights in the claim ``himalia``."""
+"""JSON Web Tokens: callers that another platform has authenticated, with their rights in the claim ``himalia``."""
 
 from __future__ import annotations
 
@@ -17,30 +17,31 @@ from himalia.server.identity.credential import Credential
 from himalia.server.identity.jwks import ALGORITHMS, Jwks
 from himalia.server.identity.principal import LIMITS, Principal, Right, read_limits, read_rights
 from himalia.server.identity.private_file import FileWatch, read_trusted
-from himalia.server.identity.sessions import Basis
-from himalia.settings import Settings
+from himalia.server.identity.sessions import SessionBasis
+from himalia.settings import IdentitySettings
 
 logger = logging.getLogger("himalia.identity")
 
 CLAIM = "himalia"
 LENGTH_MAX = 16 * 1024
 SECRET_BYTES_MIN = 32
-"""What HS256 asks for: a shorter secret could be guessed from one token."""
+"""HS256 requires this: a shorter secret could be guessed from one token."""
 SUBJECT_LENGTH_MAX = 256
 SKEW_S = 60
-"""How far an issuer's clock may be ahead, where a token says from when on it is valid."""
+"""How far an issuer's clock may be ahead, in the claim ``nbf``."""
 EXPIRY_MAX_S = 10**11
-"""The latest expiry that is kept exactly: the year 5138."""
+"""The latest expiry that is stored exactly: the year 5138."""
 EXPIRED = "this token has expired"
 SECRET = "jwt_secret_file"
-"""What stands for the id of a key where there is only one."""
+"""The id of the key of HS256, of which there is only one."""
 SECRET_FILE = "the secret of jwt_secret_file in"
 
 
 class WebTokens:
     """Checks tokens. HS256 with the secret of a file, RS256, ES256 and EdDSA with a JWKS; never one for the other."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: IdentitySettings, on_fetched: Callable[[], None]) -> None:
+        """``on_fetched`` is called when the issuer's keys were fetched: some may have been withdrawn."""
         if not settings.jwt_secret_file and not settings.jwt_jwks:
             raise ConfigurationError(
                 "jwt_issuer and jwt_audience need jwt_secret_file or jwt_jwks to check tokens"
@@ -56,28 +57,25 @@ class WebTokens:
         if settings.jwt_secret_file is not None:
             self._watch = FileWatch(settings.jwt_secret_file)
             self._secret = _read_secret(self._watch)
-        self._jwks = Jwks(settings.jwt_jwks) if settings.jwt_jwks else None
-        if self._jwks is not None:
-            self._jwks.on_fetched = self._look_for_withdrawn
-        self.on_withdrawn: Callable[[], None] = lambda: None
-        """Called when the issuer's keys were fetched: ``recall`` may say None of what it knew before."""
-        # What came in by a token ends with it; nothing else keeps these.
+        self._on_fetched = on_fetched
+        self._jwks = Jwks(settings.jwt_jwks, on_fetched=self._end_withdrawn) if settings.jwt_jwks else None
+        # The credentials of tokens in use, and the ids of their keys. Weak: only what a token opened keeps them.
         self._open: weakref.WeakKeyDictionary[Credential, str] = weakref.WeakKeyDictionary()
 
     @property
     def source(self) -> str:
-        """Tells what checks tokens now: a session made by a token ends when that is something else."""
+        """Identifies what tokens are checked by: a session made by a token ends when that changes."""
         jwks = self._jwks.source if self._jwks else ""
         checked_by = [self._secret or b"", *(part.encode() for part in (jwks, self.issuer, self._audience))]
         return "jwt:" + hashlib.sha256(b"|".join(checked_by)).hexdigest()[:32]
 
     @property
     def _prefix(self) -> str:
-        """How the names of callers begin that tokens stand for."""
+        """The beginning of the names of callers with tokens."""
         return f"jwt:{self.issuer}/"
 
-    async def identify(self, token: str) -> tuple[Principal, Basis]:
-        """The caller, and what a session of it stands on. ``Unauthorized`` says what is wrong with the token."""
+    async def identify(self, token: str) -> tuple[Principal, SessionBasis]:
+        """Return the caller and the basis for its sessions, or raise ``Unauthorized`` with the problem of the token."""
         if len(token) > LENGTH_MAX:
             raise Unauthorized(f"this token has more than {LENGTH_MAX} characters")
         try:
@@ -103,10 +101,10 @@ class WebTokens:
         credential = Credential(expires_us)
         self._open[credential] = key_name
         principal = Principal(name, rights, limits=limits, credential=credential)
-        return principal, Basis(name, self.source, rights, limits, expires_us, signer=key_name)
+        return principal, SessionBasis(name, self.source, rights, limits, expires_us, signer=key_name)
 
-    def recall(self, basis: Basis) -> Principal | None:
-        """The caller of a session that a token made, while tokens are checked as they were then."""
+    def recall(self, basis: SessionBasis) -> Principal | None:
+        """Return the caller of a session that a token made, as long as tokens are checked as they were then."""
         if basis.source != self.source or basis.rights is None or basis.limits is None:
             return None
         if not basis.caller.startswith(self._prefix) or self._is_withdrawn(basis.signer):
@@ -134,7 +132,7 @@ class WebTokens:
                 issuer=self.issuer,
                 options={
                     "require": ["exp", "iss", "aud", "sub"],
-                    "verify_iat": False,  # tells when, not whether
+                    "verify_iat": False,  # when it was issued does not matter
                     "verify_nbf": False,  # below, with allowance for clocks
                 },
             )
@@ -152,7 +150,7 @@ class WebTokens:
     # Ending
 
     def expire(self, now_us: int, *, has_sessions: bool = False) -> None:
-        """Called often: end what has expired, and see to it that withdrawn keys are noticed.
+        """Called often: end tokens that have expired, and fetch the issuer's keys so that withdrawn ones are noticed.
 
         ``has_sessions``: whether there are sessions that tokens have made, which count as tokens in use.
         """
@@ -167,12 +165,12 @@ class WebTokens:
             return self._secret is None
         return self._jwks is None or self._jwks.has_withdrawn(signer)
 
-    def _look_for_withdrawn(self) -> None:
+    def _end_withdrawn(self) -> None:
         self._end_signed_by({name for name in self._open.values() if self._is_withdrawn(name)})
-        self.on_withdrawn()
+        self._on_fetched()
 
     async def reload(self) -> bool:
-        """Read files again that have changed. True if the secret did: what the old one let in then ends."""
+        """Reload files that have changed. Returns True if the secret did; tokens signed by the old one end then."""
         if self._jwks is not None:
             await self._jwks.reload()
         if self._watch is None or not await asyncio.to_thread(self._watch.has_changed):
@@ -180,7 +178,7 @@ class WebTokens:
         try:
             secret = await asyncio.to_thread(_read_secret, self._watch)
         except ConfigurationError as error:
-            logger.warning("%s; the one that was read before stays in use", error.message)
+            logger.warning("%s; the previous one remains valid", error.message)
             return False
         self._secret = secret
         self._end_signed_by({SECRET})
@@ -217,5 +215,5 @@ def _subject(claims: dict[str, Any]) -> str:
 
 
 def _expiry_us(claims: dict[str, Any]) -> int:
-    # The library has found that this is an integer, of any size, perhaps written as a text.
+    # The library has checked that this is an integer of any size, or the text of one.
     return min(int(claims["exp"]), EXPIRY_MAX_S) * 1_000_000

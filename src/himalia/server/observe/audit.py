@@ -1,7 +1,7 @@
 """The audit trail: who did what on this server, as records of the reserved topic ``audit.events``.
 
-Recording never waits and never fails what is recorded: records go through a bounded queue, and a task appends them to
-the log. What the queue cannot hold is dropped, counted, logged, and named by a record of its own.
+Recording never waits and never fails the recorded action: records go through a bounded queue, and a task appends them
+to the log. Records beyond the queue are dropped, counted and logged, and a record of its own has their number.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from himalia.log.api import Batch, Log
 from himalia.protocol import encode
 from himalia.record import Draft, Retention, TopicInfo, format_ts, now_us
 from himalia.server.identity import Principal
-from himalia.server.undivided import Undivided
+from himalia.tasks import ShieldedTasks
 from himalia.topics import AUDIT_TOPIC
 
 logger = logging.getLogger("himalia.audit")
 
 SERVER = "server"
-"""The caller of what the server does by itself, such as stopping an idle kernel."""
+"""The caller of what the server does itself, such as stopping an idle kernel."""
 QUEUE_MAX = 10_000
 BATCH_MAX = 500
 TEXT_MAX = 1_000
 RETRY_S = 1.0
 REPEATS_S = 60.0
 REPEATS_MAX = 1_000
-"""Events that are told apart at a time, over all callers."""
+"""Distinct events that are counted at a time, over all callers."""
 REPEATS_OF_CALLER_MAX = 100
-"""Events that differ in their fields, and are told apart, of one caller within a minute."""
+"""Distinct events of one caller that are counted within a minute."""
 CLOSE_WITHIN_S = 2.0
 MARK = "audit"
-"""The header by which the server knows its own topic from one that a user made earlier."""
+"""The header that distinguishes the server's own topic from one that a user made earlier."""
 
 
 class AuditEvent(StrEnum):
-    """What is recorded. ``docs/operations.md`` has the fields of each."""
+    """The recorded events. ``docs/operations.md`` has the fields of each."""
 
     SIGNED_IN = "signed_in"
     SIGNED_OUT = "signed_out"
@@ -83,27 +83,27 @@ _decode_headers = msgspec.json.Decoder(_Headers).decode
 
 
 class Audit:
-    """Lives on the event loop. ``record`` may be called at any time, also before ``open`` and after ``close``."""
+    """Belongs to the event loop. ``record`` may be called at any time, also before ``open`` and after ``close``."""
 
     def __init__(self, log: Log, retention: Retention) -> None:
         self.dropped = 0
-        """Records that were lost, because the log could not store for a long time."""
+        """Records that were dropped, because the log could not store for a long time."""
         self._log = log
         self._retention = retention
         self._queue: deque[Draft] = deque()
-        # How often each event of the last minute was repeated.
+        # How often each event was repeated in the last minute.
         self._repeats: dict[_Repeated, int] = {}
-        # Dropped since the last append that succeeded: the trail has a gap of so many.
+        # Records dropped since the last successful append: the size of the gap in the trail.
         self._gap = 0
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
         self._writing: asyncio.Task[None] | None = None
-        self.undivided = Undivided()
-        """For what waits between doing something and recording it, so that neither is without the other."""
+        self.shielded = ShieldedTasks()
+        """For actions and their records: one without the other would be wrong."""
 
     async def open(self) -> None:
-        """Create the topic if it is not there. ``ConfigurationError`` if a topic of this name is not the server's."""
+        """Create the topic if it does not exist; ``ConfigurationError`` if a topic of this name is not the server's."""
         try:
             info = await self._log.info(AUDIT_TOPIC)
         except TopicNotFound:
@@ -112,33 +112,33 @@ class Audit:
             if info.first < info.end:
                 await self._check_owner(info)
             elif info.retention != self._retention:
-                # It holds nothing, and its maker's retention would remove what is recorded.
+                # It is empty, and the retention of its creator would remove records.
                 await self._log.delete(AUDIT_TOPIC)
                 await self._log.create(AUDIT_TOPIC, self._retention)
         self._writing = asyncio.create_task(self._write())
 
     async def close(self) -> None:
-        """Append what is queued, unless the log cannot store it within a moment."""
+        """Append the queued records, unless the log cannot store them within two seconds."""
         if self._writing is None:
             return
-        await self.undivided.settle(CLOSE_WITHIN_S)
+        await self.shielded.wait(CLOSE_WITHIN_S)
         for repeated in list(self._repeats):
             self._end_minute(repeated)
         try:
             await asyncio.wait_for(self._idle.wait(), CLOSE_WITHIN_S)
         except TimeoutError:
-            logger.error("%d audit records could not be stored before the end", len(self._queue))
+            logger.error("%d audit records could not be stored before the server stopped", len(self._queue))
         self._writing.cancel()
         await asyncio.wait({self._writing})
 
     def record(self, event: AuditEvent, caller: Principal | str, /, **fields: Any) -> None:
         """Append a record soon. Fields that are None are left out. Returns at once and raises nothing."""
         name = caller if isinstance(caller, str) else caller.name
-        logger.debug("%s by %s", event, name or "a stranger", extra={"event": event, "caller": name})
+        logger.debug("%s by %s", event, name or "an unknown caller", extra={"event": event, "caller": name})
         try:
             draft = _draft(event, name, fields)
-        except Exception:  # whatever is wrong with a record may not fail the action that it tells of
-            logger.exception("an audit record of %s could not be made", event)
+        except Exception:  # no error in a record may fail the recorded action
+            logger.exception("making an audit record of %s failed", event)
             self._drop()
             return
         if len(self._queue) >= QUEUE_MAX:
@@ -149,10 +149,10 @@ class Audit:
         self._wake.set()
 
     def record_repeated(self, event: AuditEvent, caller: Principal, /, **fields: str | None) -> None:
-        """As ``record``, but what is equal and follows within a minute becomes one record, with its ``count``.
+        """As ``record``, but equal events within a minute become one record, with their ``count``.
 
-        The page asks the same of the tables every few seconds; one record each would push everything else out. So
-        would one for each of a caller's thousands of different questions: beyond so many only their number is kept.
+        The page repeats its queries every few seconds; one record each would displace all others. So would one for each
+        of a caller's thousands of different queries: beyond a limit only their number is recorded.
         """
         repeated = (event, caller.name, tuple(fields.items()))
         if repeated not in self._repeats and self._has_many(event, caller.name):
@@ -182,7 +182,7 @@ class Audit:
         self.dropped += 1
         self._gap += 1
         if self._gap == 1:
-            logger.error("audit records are being dropped; %d wait for the log", len(self._queue))
+            logger.error("dropping audit records: %d are waiting for the log", len(self._queue))
 
     async def _write(self) -> None:
         while True:
@@ -193,32 +193,32 @@ class Audit:
                 if await self._append(batch):
                     for _ in batch:
                         self._queue.popleft()
-                    self._tell_of_gap()
+                    self._record_gap()
                 else:
                     await asyncio.sleep(RETRY_S)
             self._idle.set()
 
     async def _append(self, drafts: list[Draft]) -> bool:
         try:
-            # Not by way of the manager: its counters are of what clients and kernels publish.
+            # Not through the manager, whose counters are those of clients and kernels.
             await self._log.append(Batch(AUDIT_TOPIC, drafts))
         except HimaliaError as error:
-            # The health of the server tells of a log that cannot store.
+            # /health reports a log that cannot store.
             logger.debug("audit records wait for the log: %s", error)
             return False
         except Exception:
-            logger.exception("audit records could not be stored; trying again")
+            logger.exception("storing audit records failed; trying again")
             return False
         return True
 
-    def _tell_of_gap(self) -> None:
+    def _record_gap(self) -> None:
         if self._gap:
             count, self._gap = self._gap, 0
             logger.error("%d audit records were dropped", count)
             self.record(AuditEvent.RECORDS_DROPPED, SERVER, count=count)
 
     async def _check_owner(self, info: TopicInfo) -> None:
-        """A topic of this name that a client made, before the name was reserved, is not written to."""
+        """Raise ``ConfigurationError`` if a client made the topic, before the name was reserved."""
         first = (await self._log.read(AUDIT_TOPIC, info.first, limit=1)).records[0]
         try:
             if _decode_headers(first.headers).publisher == SERVER:
@@ -233,13 +233,13 @@ class Audit:
 
 
 def _draft(event: AuditEvent, caller: str, fields: dict[str, Any]) -> Draft:
-    said = {name: _clipped(value) for name, value in fields.items() if value is not None}
-    payload = {"event": event, "caller": caller, "at": format_ts(now_us()), **said}
+    shown = {name: _truncate(value) for name, value in fields.items() if value is not None}
+    payload = {"event": event, "caller": caller, "at": format_ts(now_us()), **shown}
     headers = {"publisher": SERVER, "caller": caller, "event": event, MARK: "1"}
     return Draft(str(uuid4()), encode(payload), encode(headers))
 
 
-def _clipped(value: Any) -> Any:
+def _truncate(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     # Half of a surrogate pair cannot be stored as UTF-8.

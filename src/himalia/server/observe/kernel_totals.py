@@ -1,4 +1,4 @@
-"""What kernels have counted, added up over those that run and those that are gone, so that it never falls."""
+"""Totals of the counters of all kernels, including those that have ended, so that they never decrease."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 class KernelCounts:
-    """Sums of kernels' counters. Starts at nothing; ``add`` takes in what one kernel has counted until now."""
+    """Sums of kernels' counters. ``add`` adds the current counters of one kernel."""
 
     def __init__(self) -> None:
         self.routed: Counter[str] = Counter()
         self.requests: Counter[str] = Counter()
         self.faults: Counter[str] = Counter()
         self.orphaned = self.claimed = self.lost = self.stale = self.dropped = 0
-        # Made when first needed: a server without kernels does not import them.
+        # Made when needed: a server without kernels does not import histograms.
         self.runs: RunHistogram | None = None
         self.latency: list[int] = []
         self.latency_sum_s = 0.0
@@ -46,8 +46,8 @@ class KernelCounts:
             self.runs = self.runs or RunHistogram()
             self.runs.add(runs)
 
-    def with_these(self, kernels: Iterable[Kernel]) -> KernelCounts:
-        """These sums and what the given kernels have counted."""
+    def plus(self, kernels: Iterable[Kernel]) -> KernelCounts:
+        """Return these sums plus the counters of the given kernels."""
         total = KernelCounts()
         total.routed.update(self.routed)
         total.requests.update(self.requests)

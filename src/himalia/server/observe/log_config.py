@@ -1,4 +1,4 @@
-"""What the server writes to its own log (not the message log): lines for people or for programs."""
+"""The format of the server's own log lines (not the message log), as text or JSON."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _QUERY = re.compile(r"\?[^\s\"']+")
 # Control characters, line and paragraph separators, and what changes the direction of text.
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
-# What every record has; the rest was given as ``extra`` and belongs into a structured line.
+# Attributes of every record; others were given as ``extra`` and are part of a structured line.
 _USUAL = {*vars(logging.makeLogRecord({})), "message", "asctime", "taskName", "color_message"}
 
 
 class HideTokens(logging.Filter):
-    """A token in an address never reaches a log line.
+    """Removes tokens in URLs from log lines.
 
-    uvicorn's lines lose the whole query: a client may have sent a valid key under a wrong name, as in
-    ``?api_key=``, and learns from the answer that it was not found, but the log would keep it.
+    uvicorn's lines lose the whole query: a client may have sent a valid key under a wrong name, as in ``?api_key=``,
+    which would stay in the log.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -37,28 +37,28 @@ class HideTokens(logging.Filter):
 
 
 class HideCancelled(logging.Filter):
-    """uvicorn says that it cancels what is still running at the end; where each of those stood helps nobody."""
+    """Drops the tracebacks of tasks that uvicorn cancels at the end."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
 
 
 class TextLines(logging.Formatter):
-    """One line for each message, whatever a client has put into its names; a traceback is indented below it.
+    """One line per message, with control characters in names of clients escaped; tracebacks are indented below it.
 
-    So no client can write a line of its own, or reach the terminal of whoever reads the log.
+    So clients can neither forge lines nor send control sequences to the terminal of a reader.
     """
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        record.message = _UNPRINTABLE.sub(_escaped, record.message)
+        record.message = _UNPRINTABLE.sub(_escape, record.message)
         return super().formatMessage(record)
 
     def formatException(self, ei: Any) -> str:
         lines = super().formatException(ei).splitlines()
-        return "\n".join("    " + _UNPRINTABLE.sub(_escaped, line) for line in lines)
+        return "\n".join("    " + _UNPRINTABLE.sub(_escape, line) for line in lines)
 
 
-def _escaped(found: re.Match[str]) -> str:
+def _escape(found: re.Match[str]) -> str:
     return found[0].encode("unicode_escape").decode("ascii")
 
 
@@ -103,7 +103,7 @@ def configure(level: str, format: str) -> None:
             "root": {"level": "WARNING", "handlers": ["stderr"]},
             "loggers": {
                 "himalia": {"level": level.upper()},
-                # uvicorn tells each connection at info; that belongs to debugging.
+                # uvicorn logs each connection at info, which belongs to debugging.
                 "uvicorn": {"level": quiet.upper(), "handlers": [], "propagate": True},
                 "uvicorn.error": {"level": quiet.upper()},
                 "uvicorn.access": {"level": "WARNING", "handlers": [], "propagate": True},

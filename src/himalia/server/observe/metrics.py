@@ -1,4 +1,4 @@
-"""Prometheus metrics at ``/metrics``, read from the counters that are kept anyway."""
+"""Prometheus metrics at ``/metrics``, collected from the counters of the server's parts."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Metrics(Collector):
         return generate_latest(self._registry)
 
     def describe(self) -> list[Metric]:
-        return []  # nothing can be collected before the context is open
+        return []  # there is nothing to collect before the context is open
 
     def collect(self) -> Iterator[Metric]:
         yield from self._counters()
@@ -128,7 +128,7 @@ class Metrics(Collector):
         from himalia.kernels.model import KernelState
         from himalia.protocol.models import ExecutionStatus
 
-        counts = self._context.kernel_observer.counts.with_these(kernels)
+        counts = self._context.kernel_observer.counts.plus(kernels)
         states = GaugeMetricFamily("himalia_kernels", "Kernels that run", labels=["state"])
         now = Counter(kernel.state for kernel in kernels)
         for state in KernelState:
@@ -174,7 +174,7 @@ class Metrics(Collector):
 
 
 def _by(name: str, help: str, label: str, values: Iterable[str], counts: Mapping[str, int]) -> Metric:
-    """A counter that is split; what was never counted is there as well, as 0."""
+    """Return a counter by label, with 0 for values that were never counted."""
     family = CounterMetricFamily(name, help, labels=[label])
     for value in values:
         family.add_metric([value], counts.get(value, 0))
@@ -182,6 +182,6 @@ def _by(name: str, help: str, label: str, values: Iterable[str], counts: Mapping
 
 
 def _buckets(bounds_s: tuple[float, ...], counts: list[int]) -> list[tuple[str, float]]:
-    """Buckets as Prometheus wants them: each with all that are below its bound."""
+    """Return cumulative buckets, as Prometheus requires."""
     names = [*(str(bound) for bound in bounds_s), "+Inf"]
     return list(zip(names, accumulate(counts or [0] * len(names)), strict=True))

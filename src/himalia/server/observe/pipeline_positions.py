@@ -1,4 +1,4 @@
-"""How far the pipeline has read, as it tells in ``pipeline.positions``: retention waits for it, up to a bound."""
+"""Passes the pipeline's read positions, from the topic ``pipeline.positions``, to retention, which waits for it."""
 
 from __future__ import annotations
 
@@ -15,44 +15,44 @@ from himalia.topics import PIPELINE_POSITIONS_TOPIC
 
 logger = logging.getLogger("himalia.server")
 
-LOOK_EVERY_S = 2.0
+CHECK_INTERVAL_S = 2.0
 
 
 _decode = msgspec.json.Decoder(PipelinePositions).decode
 
 
-class PipelineReading:
-    """Keeps the log informed. A topic of which the pipeline tells nothing is not waited for."""
+class PositionsForwarder:
+    """Forwards positions to the log. Retention does not wait for topics without a position."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
         self._seen: tuple[str, int] | None = None
-        self._looking: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Tell the log what is known; it has cut nothing before."""
-        await self._look()
-        self._looking = asyncio.create_task(self._look_on())
+        """Forward the current positions, before the log applies retention, and then all changes."""
+        await self._forward()
+        self._task = asyncio.create_task(self._forward_regularly())
 
     async def close(self) -> None:
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.wait({self._looking})
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task})
 
-    async def _look_on(self) -> None:
+    async def _forward_regularly(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(CHECK_INTERVAL_S)
             try:
-                await self._look()
+                await self._forward()
             except HimaliaError as error:
-                # The log is unwell, which others tell of.
+                # /health reports a log that fails.
                 logger.debug("cannot read %s: %s", PIPELINE_POSITIONS_TOPIC, error)
 
-    async def _look(self) -> None:
+    async def _forward(self) -> None:
         try:
             info = await self._log.info(PIPELINE_POSITIONS_TOPIC)
         except TopicNotFound:
-            self._forget()
+            self._clear()
             return
         if self._seen == (info.epoch, info.end):
             return
@@ -60,7 +60,7 @@ class PipelineReading:
         self._seen = (info.epoch, info.end)
         self._log.hold_retention(_positions(records[-1].payload) if records else {})
 
-    def _forget(self) -> None:
+    def _clear(self) -> None:
         if self._seen != ("", 0):
             self._seen = ("", 0)
             self._log.hold_retention({})
@@ -71,7 +71,7 @@ def _positions(payload: bytes) -> dict[str, Position]:
         return _decode(payload).positions
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         logger.warning(
-            "%s holds no positions: %s; retention does not wait for the pipeline",
+            "%s has no valid positions: %s; retention does not wait for the pipeline",
             PIPELINE_POSITIONS_TOPIC,
             error,
         )

@@ -1,7 +1,7 @@
 """OpenTelemetry spans from publish to delivery and of requests to kernels, with the extra ``himalia[tracing]``.
 
 A publish continues the trace of its ``traceparent`` header; its own span's context takes that header's place in
-the stored record, so the delivery, and whoever reads the record later, continue the same trace.
+the stored record, so that the delivery and later readers of the record continue the same trace.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _encode, _decode = msgspec.json.encode, msgspec.json.decode
 
 
 def make_tracing() -> OpenTelemetryTracing:
-    """Tracing by this process's OpenTelemetry provider; where there is none, one that exports by OTLP.
+    """Return tracing with this process's OpenTelemetry provider; if there is none, with one that exports by OTLP.
 
-    The usual variables say where to: ``OTEL_EXPORTER_OTLP_ENDPOINT``, ``OTEL_SERVICE_NAME`` and so on.
+    The usual variables configure the exporter: ``OTEL_EXPORTER_OTLP_ENDPOINT``, ``OTEL_SERVICE_NAME`` and so on.
     """
     try:
         _provide()
@@ -41,7 +41,7 @@ def _provide() -> None:
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
     if not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
-        return  # the program around us has made its choice
+        return  # the embedding program has set one
     name = os.environ.get("OTEL_SERVICE_NAME", "himalia")
     provider = TracerProvider(resource=Resource.create({SERVICE_NAME: name}))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))

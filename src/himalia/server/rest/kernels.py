@@ -179,7 +179,7 @@ async def interrupt_kernel(context: Context, caller: Caller, kernel_id: KernelId
         await kernel.interrupt(caller.name)
         context.audit.record(AuditEvent.KERNEL_INTERRUPTED, caller, kernel_id=kernel_id)
 
-    await context.audit.undivided.run(interrupt())
+    await context.audit.shielded.run(interrupt())
 
 
 @router.post(
@@ -237,7 +237,7 @@ async def execute(
         return request
 
     # Recorded even if the client disconnects while the log commits the request.
-    request = await context.audit.undivided.run(submit())
+    request = await context.audit.shielded.run(submit())
     if body.wait:
         await context.kernels.wait_closed(kernel, request)
         return await _outcome(context, caller, kernel_id, request.id)

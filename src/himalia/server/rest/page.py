@@ -19,6 +19,7 @@ from fastapi.responses import RedirectResponse, Response
 from starlette.exceptions import HTTPException
 
 from himalia.server.auth import Context
+from himalia.server.identity.sessions import Session
 from himalia.server.rest import sessions
 
 router = APIRouter(include_in_schema=False)
@@ -59,10 +60,13 @@ async def page(request: Request, context: Context) -> Response:
     """Return the page; with ``?token=``, start a session and redirect to the page without the token in its URL."""
     if "token" not in request.query_params:
         return _file(request, "index.html")
-    made = await context.identity.sign_in_by_link(request.scope, request.headers.get("user-agent", ""))
+    session: tuple[str, Session] | None = None
+    if context.identity.requires_key:
+        agent = request.headers.get("user-agent", "")
+        session = await context.identity.sessions.sign_in_by_link(request.scope, agent)
     response = RedirectResponse("/", status_code=303, headers=_headers(PAGE_POLICY, "no-store"))
-    if made is not None:
-        sessions.remember(request, response, *made)
+    if session is not None:
+        sessions.remember(request, response, *session)
     return response
 
 

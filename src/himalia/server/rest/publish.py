@@ -234,7 +234,7 @@ class PublishTarget(msgspec.Struct, frozen=True):
         if self.context.draining:
             raise ShuttingDown("the server is shutting down; publish again when it has restarted")
         await self._count(drafts, may_wait=may_wait)
-        await self.context.until_admitted()
+        await self.context.wait_for_room()
         batch = Batch(self.topic, drafts.drafts, self.epoch, self.producer, self.sequence, self.caller.name)
         return await self.context.manager.publish(batch, drafts.size_bytes)
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import traceback
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import aclosing, suppress
-from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import msgspec
@@ -24,6 +22,7 @@ from himalia.record import Record, parse_ts
 from himalia.server.auth import SECURITY, Caller, Context, require_right
 from himalia.server.context import ServerContext
 from himalia.server.identity import Principal, Right
+from himalia.server.performance import import_without_collections
 from himalia.server.rest.schema import JSON, errors, model_of
 from himalia.server.rest.topics import ERRORS, NOT_FOUND, TopicName
 from himalia.server.websocket.subscription_request import compile_limited_filter
@@ -289,16 +288,8 @@ async def _as_ndjson(context: ServerContext, wanted: Range) -> AsyncGenerator[by
 
 
 def _load_arrow() -> None:
-    """Import pyarrow. Called in a thread, because it takes 0.2 s, and with the garbage collector off.
-
-    Collections during the import would scan all new objects again and again and stop every thread meanwhile.
-    """
-    gc.disable()
-    try:
-        import_module("himalia.server.rest.arrow")
-    finally:
-        gc.freeze()
-        gc.enable()
+    """Import pyarrow. Called in a thread, because it takes 0.2 s."""
+    import_without_collections("himalia.server.rest.arrow")
 
 
 def _as_arrow(context: ServerContext, wanted: Range) -> AsyncGenerator[bytes | memoryview]:

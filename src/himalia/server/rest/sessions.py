@@ -33,11 +33,12 @@ router = APIRouter(responses=ERRORS, tags=["sessions"])
 )
 async def sign_in(request: Request, context: Context, caller: Caller) -> Response:
     """Exchange a key or JSON Web Token, sent in a header, for a session in a cookie that scripts cannot read."""
-    made = await context.identity.sign_in(request.scope, request.headers.get("user-agent", ""))
-    if made is None:
+    if not context.identity.requires_key:
         return json_response(models.SessionResponse(caller.name, expires=None))
-    response = json_response(_describe(made[1]))
-    remember(request, response, *made)
+    agent = request.headers.get("user-agent", "")
+    secret, session = await context.identity.sessions.sign_in(request.scope, agent)
+    response = json_response(_describe(session))
+    remember(request, response, secret, session)
     return response
 
 
@@ -52,12 +53,12 @@ async def show_session(request: Request, context: Context, caller: Caller) -> Re
 @router.delete("/session", dependencies=SECURITY, response_model=model_of(models.SignedOutResponse))
 async def sign_out(request: Request, context: Context, caller: Caller) -> Response:
     """Sign out: end the session and everything it opened, and delete the browser's cookie."""
-    session = context.identity.session(request.scope)
+    session = context.identity.sessions.of_request(request.scope)
     if session is None:
         raise Unauthorized("no session to end: the request has no session cookie")
     response = json_response(models.SignedOutResponse())
     forget(request, response)
-    await context.identity.sign_out(session)
+    await context.identity.sessions.sign_out(session)
     return response
 
 
@@ -75,10 +76,10 @@ async def list_sessions(context: Context, caller: Caller) -> Response:
 )
 async def revoke_session(context: Context, caller: Caller, id: str) -> Response:
     """End a session and everything it opened."""
-    found = [session for session in _visible(context, caller) if session.kept.id == id]
+    found = [session for session in _visible(context, caller) if session.record.id == id]
     if not found:
         raise SessionNotFound(id)
-    await context.identity.revoke(found, caller)
+    await context.identity.sessions.revoke(found, caller)
     return json_response(models.RevokedResponse(count=len(found)))
 
 
@@ -99,8 +100,8 @@ async def revoke_sessions(
     """End all sessions of a caller, or all that you may end."""
     if of is not None and of != caller.name and not caller.may_all(Right.MANAGE):
         raise Forbidden(f"{caller.name!r} may end only its own sessions: those of others take manage on '>'")
-    found = [session for session in _visible(context, caller) if of in (None, session.kept.basis.caller)]
-    await context.identity.revoke(found, caller)
+    found = [session for session in _visible(context, caller) if of in (None, session.record.basis.caller)]
+    await context.identity.sessions.revoke(found, caller)
     return json_response(models.RevokedResponse(count=len(found)))
 
 
@@ -117,7 +118,7 @@ async def prove(
 
 def remember(request: Request, response: Response, secret: str, session: Session) -> None:
     """Set the session's cookie. The key itself is never in a cookie."""
-    left_s = max(1, (session.kept.expires_us - now_us()) // 1_000_000)
+    left_s = max(1, (session.record.expires_us - now_us()) // 1_000_000)
     response.headers["Set-Cookie"] = set_cookie(request.scope, secret, left_s)
     response.headers["Cache-Control"] = "no-store"
 
@@ -132,21 +133,21 @@ def _visible(context: ServerContext, caller: Principal) -> list[Session]:
     return [
         session
         for session in context.identity.sessions
-        if is_admin or session.kept.basis.caller == caller.name
+        if is_admin or session.record.basis.caller == caller.name
     ]
 
 
 def _describe(session: Session) -> models.SessionResponse:
-    kept = session.kept
-    return models.SessionResponse(kept.basis.caller, format_ts(kept.expires_us))
+    record = session.record
+    return models.SessionResponse(record.basis.caller, format_ts(record.expires_us))
 
 
 def _summary(session: Session) -> models.SessionSummary:
-    kept = session.kept
+    record = session.record
     return models.SessionSummary(
-        id=kept.id,
-        caller=kept.basis.caller,
-        created=format_ts(kept.created_us),
-        expires=format_ts(kept.expires_us),
-        agent=kept.agent,
+        id=record.id,
+        caller=record.basis.caller,
+        created=format_ts(record.created_us),
+        expires=format_ts(record.expires_us),
+        agent=record.agent,
     )

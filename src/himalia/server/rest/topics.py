@@ -55,7 +55,7 @@ async def create_topic(
         await context.manager.create_topic(name, body.retention)
         context.audit.record(AuditEvent.TOPIC_CREATED, caller, topic=name)
 
-    await context.audit.undivided.run(create())
+    await context.audit.shielded.run(create())
     return json_response(models.CreateTopicResponse(topic=name), 201)
 
 
@@ -80,7 +80,7 @@ async def delete_topic(context: Context, caller: Caller, name: str = TopicName) 
         records = deleted.end - deleted.first
         context.audit.record(AuditEvent.TOPIC_DELETED, caller, topic=name, records=records)
 
-    await context.audit.undivided.run(delete())
+    await context.audit.shielded.run(delete())
     return json_response(models.DeleteTopicResponse(topic=name))
 
 
@@ -173,7 +173,7 @@ async def confirm_clock(context: Context, caller: Caller) -> Response:
             context.audit.record(AuditEvent.CLOCK_CONFIRMED, caller, warning=warning)
         return warning
 
-    warning = await context.audit.undivided.run(confirm())
+    warning = await context.audit.shielded.run(confirm())
     return json_response(models.ClockConfirmed("unchanged" if warning is None else "confirmed", warning))
 
 

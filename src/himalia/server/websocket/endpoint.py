@@ -18,7 +18,7 @@ from himalia.server.websocket.uvicorn_protocol import EXTENSION, UvicornTranspor
 async def websocket_endpoint(websocket: WebSocket) -> None:
     context: ServerContext = websocket.app.state.context
     try:
-        context.frontier.check(Headers(scope=websocket.scope))
+        context.origin_check.check(Headers(scope=websocket.scope))
         principal = await context.authenticate(websocket.scope)
         admission.identify(websocket.scope, principal.name)
         slot = context.admit(principal)

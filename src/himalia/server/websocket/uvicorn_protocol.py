@@ -102,7 +102,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self.session: WebSocketSession | None = None
         # None until ``attach``, and again when the input is left to websockets.
         self._parser: FrameParser | None = None
-        # The turns of the server in which input is parsed; None until ``attach``.
+        # The time slices of the server in which input is parsed; None until ``attach``.
         self._time_slices: TimeSlices | None = None
         # Input that arrived between the handshake's request and its response.
         self._early = b""

@@ -32,7 +32,7 @@ STOPPED = "stopped; the next run continues where this one ended"
 
 @app.command("run")
 def run_pipeline(
-    once: Annotated[bool, typer.Option("--once", help="Read what is in the log now, then end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Process what is in the log now, then exit.")] = False,
     every: Annotated[
         str | None,
         typer.Option(

@@ -1,4 +1,4 @@
-"""What a request shows of its caller: a key or token in a header or the address, or the cookie of a session."""
+"""Finds the credentials in a request: a key or token in a header or the URL, or the cookie of a session."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from himalia.errors import BadRequest, Forbidden
 from himalia.server.identity.cookie import session_secrets
 
 OUR_OWN_PAGE = ("same-origin", "none")
-"""``Sec-Fetch-Site`` of a request by our own page, and of an address that a person typed or pasted."""
+"""``Sec-Fetch-Site`` of a request by our own page, and of a URL that a person typed or pasted."""
 
 
-class Shown(NamedTuple):
-    """Either a key (or JSON Web Token), with whether a header carried it, or the secrets of sessions."""
+class RequestCredentials(NamedTuple):
+    """Either a key (or JSON Web Token), with whether it was in a header, or the secrets of sessions, or nothing."""
 
     key: str | None = None
     by_header: bool = False
     sessions: tuple[str, ...] = ()
 
 
-def shown_by(scope: Scope) -> Shown:
-    """The first of ``X-API-Key``, ``Authorization: Bearer``, ``?token=`` and the cookie that is there.
+def credentials_of(scope: Scope) -> RequestCredentials:
+    """Return the first of ``X-API-Key``, ``Authorization: Bearer``, ``?token=`` and the cookie.
 
-    ``BadRequest`` if one of them is there twice: what is checked and what is meant could then differ.
+    ``BadRequest`` if one of them occurs twice: the checked one could then be another than the intended one.
     """
     headers = Headers(scope=scope)
     if key := key_in_headers(headers):
-        return Shown(key, by_header=True)
+        return RequestCredentials(key, by_header=True)
     if key := key_in_query(scope):
-        return Shown(key)
+        return RequestCredentials(key)
     cookie = headers.get("cookie")
-    # The page of another port of this host is same-site, so the browser sends it our cookie along.
+    # A page of another port of this host is same-site, so the browser sends our cookie with its requests.
     if cookie and headers.get("sec-fetch-site", "same-origin") in OUR_OWN_PAGE:
-        return Shown(sessions=session_secrets(scope, cookie))
-    return Shown()
+        return RequestCredentials(sessions=session_secrets(scope, cookie))
+    return RequestCredentials()
 
 
 def key_in_headers(headers: Headers) -> str | None:
@@ -57,24 +57,24 @@ def key_in_query(scope: Scope) -> str | None:
 
 def _only(values: list[str], what: str) -> str:
     if len(values) > 1:
-        raise BadRequest(f"{what} is there {len(values)} times; send one key")
+        raise BadRequest(f"{what} occurs {len(values)} times; send one key")
     return values[0] if values else ""
 
 
 def check_link(scope: Scope) -> None:
-    """``Forbidden`` if another site led the browser to an address that signs in: it would choose who is signed in."""
+    """Raise ``Forbidden`` if another site led the browser to a URL that signs in: it would choose who is signed in."""
     headers = Headers(scope=scope)
     site = headers.get("sec-fetch-site")
     if site is None:
-        # A browser that does not say may still name the page that the link stood on.
+        # A browser without this header may still send the address of the page with the link.
         referrer = headers.get("referer")
         is_ours = referrer is None or _authority(referrer) == headers.get("host", "").lower()
     else:
         is_ours = site in OUR_OWN_PAGE
     if not is_ours:
         raise Forbidden(
-            "another site led here with a token, and could sign you in as somebody else; if you trust the address, "
-            "paste it into the browser yourself"
+            "another site opened this link with a token, and could sign you in as another user; if you trust the "
+            "address, paste it into the browser yourself"
         )
 
 
