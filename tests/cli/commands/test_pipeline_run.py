@@ -90,7 +90,7 @@ def test_a_run_that_stays(server: RunningServer) -> None:
         terminal.type("\x03")
         assert terminal.end() == 130
         assert "Traceback" not in terminal.screen
-        assert re.search(r"took in 2 records in 2 batches", terminal.screen)
+        assert re.search(r"read 2 records in 2 batches", terminal.screen)
     rows = json.loads(
         himalia("pipeline", "show", "topic_activity", "--where", "topic = 'orders'", "--json").stdout
     )
@@ -156,7 +156,7 @@ def test_a_run_in_one_line() -> None:
         lost=0,
         lag=0,
     )
-    assert sentence(summary) == "took in 1,500 records in 2 batches and 3 s (500/s): messages 1,500"
+    assert sentence(summary) == "read 1,500 records in 2 batches and 3 s (500/s): messages 1,500"
     nothing = msgspec.structs.replace(summary, batches=0, rows=0, lost=7)
     assert sentence(nothing) == "nothing new was taken in; 7 records were gone before they could be read"
 

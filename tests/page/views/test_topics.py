@@ -137,7 +137,7 @@ def test_a_filter_in_cel(page: Page, server: RunningServer, http: httpx.Client, 
 def test_a_filter_that_is_not_cel(page: Page, server: RunningServer, orders: str) -> None:
     """The server's own sentence says what is wrong with it."""
     goto(page, server, "#/topics/orders?filter=payload.total")
-    expect(page.locator(".complaint")).to_contain_text("the filter speaks of payload")
+    expect(page.locator(".complaint")).to_contain_text("the filter names payload")
 
 
 def test_publish_and_copy(new_page: Callable[..., Page], server: RunningServer, orders: str) -> None:

@@ -49,7 +49,7 @@ def sentence(summary: Summary) -> str:
     records = "1 record" if summary.rows == 1 else f"{summary.rows:,} records"
     batches = "1 batch" if summary.batches == 1 else f"{summary.batches} batches"
     return (
-        f"took in {records} in {batches} and {show_duration(summary.seconds)} "
+        f"read {records} in {batches} and {show_duration(summary.seconds)} "
         f"({summary.rows_per_s:,.0f}/s){_lost(summary.lost)}: {counted(summary.tables)}"
     )
 

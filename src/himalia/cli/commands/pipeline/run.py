@@ -32,7 +32,7 @@ STOPPED = "stopped; the next run takes up what was under way"
 
 @app.command("run")
 def run_pipeline(
-    once: Annotated[bool, typer.Option("--once", help="Take in what is in the log now, and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Process what is in the log now, then exit.")] = False,
     every: Annotated[
         str | None,
         typer.Option("--every", help="Look for more so often, until Ctrl-C: 5s, 1m.", metavar="DURATION"),
