@@ -52,7 +52,7 @@ def test_sigterm_in_mid_batch(spark: SparkSession, server: RunningServer, tmp_pa
         assert run.process.wait(SPARK_WITHIN_S) == 0
         assert_all_gone(family, within_s=DEADLINE_S)
         out, told = run.process.communicate()
-        assert b"stopping; once more stops at once" in told
+        assert b"stopping; a second signal stops at once" in told
         assert b"Traceback" not in told
     assert re.match(rb"read \d+ records in \d+ batch", out), out
     assert run_once(server, tmp_path / "stopped", topics=[TOPIC], feedback=False).rows > BATCH_RECORDS
