@@ -62,8 +62,8 @@ EXTENSIONS = {
         "section.js",
         "page/views/toy.js",
         "page/sections.js",
-        '  import("./views/toy.js"),\n',
-        '  import("./views/system.js"),\n',
+        'import "./views/toy.js";\n',
+        'import "./views/system.js";\n',
     ),
 }
 

@@ -47,7 +47,7 @@ def assert_first_commands_pass(up: UpProcess) -> None:
         )
         assert done.returncode == 0, done.stderr
         if output is None:
-            assert "a pipeline runs already and has taken in" in done.stdout
+            assert "a pipeline runs already and has read" in done.stdout
         else:
             assert without_times(done.stdout) == without_times(output)
 

@@ -88,7 +88,7 @@ async def test_a_kernel_starts_without_a_word(hosting: Hosting) -> None:
     code = "import json, queue, sys; print(json.dumps([queue.__file__, sys.path, sys.argv]))"
     seen = json.loads(text_of(await hosting.run(kernel, code)))
     assert kernel.process is not None
-    assert kernel.process.last_words() == ""
+    assert kernel.process.log_excerpt() == ""
     assert not messages(await hosting.records(kernel.id), "stream", parent_id="")
     file, path, argv = seen
     # Not kernels/scheduler.py, which lies beside the launcher.

@@ -134,7 +134,7 @@ def test_a_frame_may_lie_about_its_height(watched: Watched, kernel: LiveKernel) 
         "display({'text/html': '<div id=end style=\"height:9000000px\">tall</div>'}, raw=True)"
     )
     watched.page.goto(f"{kernel.server.url}/#/kernels/{kernel.id}/executions/{request['request_id']}")
-    expect(watched.page.get_by_role("button", name="Show all of it")).to_be_visible()
+    expect(watched.page.get_by_role("button", name="Show the whole output")).to_be_visible()
     height = watched.page.locator("iframe.frame").bounding_box()
     assert height is not None and height["height"] <= 500
 
@@ -145,9 +145,9 @@ def test_a_huge_table_does_not_stop_the_page(watched: Watched, kernel: LiveKerne
         "display({'text/html': '<table>' + '<tr><td>x</td><td>y</td></tr>' * 200_000 + '</table>'}, raw=True)"
     )
     watched.page.goto(f"{kernel.server.url}/#/kernels/{kernel.id}")
-    expect(watched.page.get_by_role("button", name="Show all of it").last).to_be_visible()
+    expect(watched.page.get_by_role("button", name="Show the whole output").last).to_be_visible()
     watched.page.get_by_role("link", name="System").click()
-    expect(watched.page.get_by_text("All is well")).to_be_visible()
+    expect(watched.page.get_by_text("Healthy")).to_be_visible()
 
 
 def test_code_and_errors_are_text(watched: Watched, kernel: LiveKernel) -> None:
@@ -178,7 +178,7 @@ def test_payloads_headers_and_names_are_text(
     page = watched.page
     goto(page, server, "#/topics/orders")
     row_with(page, "onerror").click()
-    expect(page.get_by_label("The chosen record")).to_contain_text("<script>")
+    expect(page.get_by_label("Selected record")).to_contain_text("<script>")
     page.evaluate(
         """async (client_id) => {
             const socket = new WebSocket(location.origin.replace("http", "ws") + "/ws");

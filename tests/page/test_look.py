@@ -129,7 +129,7 @@ def test_the_keyboard_leads_everywhere(page: Page, busy: LiveKernel) -> None:
     expect(page.locator(".vrow:not([hidden])")).not_to_have_count(0)
     page.locator(".vlist").focus()
     page.keyboard.press("ArrowUp")
-    expect(page.get_by_label("The chosen record")).to_be_visible()
+    expect(page.get_by_label("Selected record")).to_be_visible()
 
 
 def hide(page: Page, *, hidden: bool) -> None:
@@ -147,7 +147,7 @@ def test_a_hidden_page_asks_nothing(page: Page, server: RunningServer) -> None:
     """While nobody looks, the server is not asked; when somebody looks again, it is asked at once."""
     page.clock.install()
     goto(page, server, "#/system")
-    expect(page.get_by_text("All is well")).to_be_visible()
+    expect(page.get_by_text("Healthy")).to_be_visible()
     hide(page, hidden=True)
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
@@ -177,7 +177,7 @@ def test_a_hidden_page_lets_go_and_comes_back_where_it_was(page: Page, server: R
 def test_nothing_here(page: Page, server: RunningServer) -> None:
     """An address that leads nowhere says so, and what is not there is told in the server's words."""
     goto(page, server, "#/moons")
-    expect(page.get_by_text("There is no “moons” here.")).to_be_visible()
+    expect(page.get_by_text("There is no section “moons”.")).to_be_visible()
     goto(page, server, "#/topics/nothing")
     expect(page.locator(".complaint")).to_contain_text("topic 'nothing' does not exist")
     goto(page, server, "#/kernels/nothing")

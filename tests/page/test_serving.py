@@ -106,7 +106,7 @@ def test_nothing_else_can_be_read(http: httpx.Client, name: str) -> None:
 def test_without_plotly_there_is_still_a_frame(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the package is not installed, the document comes without the bundle, and says so to the page."""
     monkeypatch.setattr(served, "find_spec", lambda name: None)
-    document = served._frame.__wrapped__("plot.html")
+    document = served._build_frame.__wrapped__("plot.html")
     assert len(document.content) < 10_000 and b"missing: true" in document.content
     assert "sandbox allow-scripts" in document.policy
 

@@ -140,7 +140,7 @@ def test_the_readmes_first_commands_pass_beside_it(demo: UpProcess) -> None:
 def test_the_system_is_well(look: Callable[[str], Page]) -> None:
     """The log stores and delivers, and one kernel runs."""
     page = look("#/system")
-    expect(page.get_by_text("All is well")).to_be_visible()
+    expect(page.get_by_text("Healthy")).to_be_visible()
     expect(page.locator(".facts-grid div", has_text="Kernels").locator("dd")).to_have_text("1")
 
 

@@ -111,7 +111,7 @@ async def test_a_failing_filter_is_an_error_to_its_owner_only(room: Room) -> Non
     ],
 )
 def test_a_malformed_filter_is_refused(text: str) -> None:
-    """What does not compile, or speaks of what does not exist, is refused with a reason."""
+    """What does not compile, or names a variable that does not exist, is refused with a reason."""
     with pytest.raises(BadFilter):
         compile_filter(text)
 

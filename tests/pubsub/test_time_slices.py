@@ -42,7 +42,7 @@ async def counted(work: Awaitable[T]) -> tuple[T, int]:
     return task.result(), turns
 
 
-# TimeSlices
+# Time slices
 
 
 async def test_work_waits_its_turn() -> None:

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pytest
 
 from himalia.log.columnar import ColumnChunk
+from himalia.server import performance
 from himalia.server.context import ENCODINGS_AT_ONCE
-from himalia.server.rest import read
 from himalia.server.rest.arrow import ArrowStream
 from tests.servers import RunningServer
 
@@ -82,8 +82,8 @@ def test_arrow_is_imported_in_a_thread(
     """By the first read that asks for it, and by no later one."""
     server = serve(auth=False)
     server.create("orders")
-    imported = Calls(read.import_module)
-    monkeypatch.setattr(read, "import_module", imported)
+    imported = Calls(performance.import_module)
+    monkeypatch.setattr(performance, "import_module", imported)
     with server.http() as http:
         for _ in range(2):
             http.get("/topics/orders/messages", headers=ARROW).raise_for_status()

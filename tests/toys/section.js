@@ -2,10 +2,11 @@
 
 import { get } from "../live/api.js";
 import { poll } from "../live/polling.js";
+import { addSection } from "../router.js";
 import { h } from "../widgets/elements.js";
 import { plural } from "../widgets/format.js";
 
-export const section = { name: "toy", title: "Toy", key: "y", view: toyView };
+addSection({ name: "toy", title: "Toy", key: "y", view: toyView });
 
 function toyView() {
   const text = h("p");

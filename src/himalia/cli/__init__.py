@@ -1,4 +1,4 @@
-"""The command ``himalia``. Each command is a module of its own, imported only when it is asked for."""
+"""The command ``himalia``. Each command is a module of its own, imported only when it is used."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ app = typer.Typer(
 )
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"himalia {__version__}")
         raise typer.Exit()
 
@@ -43,9 +43,9 @@ def _himalia(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The entry point. Never returns: exits 0, 1 for an error, 2 for wrong usage, 130 for Ctrl-C.
+    """Run a command and exit: 0, 1 after an error, 2 after wrong usage, 130 after Ctrl-C.
 
-    What goes wrong is one sentence on stderr. A traceback means a bug of ours.
+    An error is one sentence on stderr. A traceback means a bug in Himalia.
     """
     try:
         code = app(arguments, prog_name="himalia", standalone_mode=False)
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except TyperException as error:
         code = _fail_usage(error)
     except typer.Abort:
-        code = _fail("aborted; nothing was done", 1)
+        code = _fail("aborted; nothing was changed", 1)
     except KeyboardInterrupt:
         code = 130
     sys.exit(code if isinstance(code, int) else 0)
@@ -68,7 +68,7 @@ def _fail(message: str, code: int) -> int:
 
 
 def _fail_usage(error: TyperException) -> int:
-    """Say what is wrong with the command line and where its help is, or show the help if nothing was asked."""
+    """Print what is wrong with the command line and where its help is, or the help itself if no command was named."""
     context = getattr(error, "ctx", None)
     message = error.format_message().removeprefix("Invalid value: ")
     if "\n" in message.strip():  # the whole help: no command was named

@@ -1,4 +1,4 @@
-"""Commands that are imported when they are asked for, so that ``himalia tail`` does not load a server."""
+"""Commands that are imported when they are used, so that ``himalia tail`` does not load a server."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ COMMANDS = (
     "backup",
     "restore",
 )
-"""In the order of the help. The module ``himalia.cli.commands.<name>`` has the command as its ``app``."""
+"""The commands, in the order of the help. The module ``himalia.cli.commands.<name>`` has the command as its ``app``."""
 
 
 class LazyGroup(TyperGroup):
-    """The commands of ``NAMES``. Help and completion of the whole load them all; running one loads that one."""
+    """A group of the commands ``NAMES``. Its help and completion load every command; running one loads that one."""
 
     NAMES: ClassVar[tuple[str, ...]] = COMMANDS
     MODULES: ClassVar[str] = "himalia.cli.commands.{}"

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 
 Result = TypeVar("Result")
-"""The topic of a kernel is this and its id."""
 
 Url = Annotated[
     str | None,
@@ -42,62 +41,63 @@ Token = Annotated[
 ]
 KernelId = Annotated[
     str,
-    typer.Argument(metavar="KERNEL", help="The id of a kernel, or as much of its beginning as is unique."),
+    typer.Argument(metavar="KERNEL", help="The id of a kernel, or a unique beginning of it."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
-class _Warnings(logging.Handler):
-    """What the client library warns of, as a command says it."""
+class _WarningHandler(logging.Handler):
+    """Prints warnings of the client library in the form of a command's own."""
 
     def emit(self, record: logging.LogRecord) -> None:
         print_warning(record.getMessage())
 
 
 def make_app() -> typer.Typer:
-    """One command's module. Plain help: it keeps its shape in narrow terminals and in pipes."""
+    """Make the Typer application of one command. Its help is plain text, also in narrow terminals and in pipes."""
     return typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
 def connect(url: str | None, token: str | None) -> Client:
-    # Imported here: not every command that is described by these options talks to a server.
+    """Return a client for the server that the options name, else for the one on this machine."""
+    # Imported here: some commands with these options do not connect to a server.
     from himalia.client.client import Client, logger
 
     if not logger.handlers:
-        logger.addHandler(_Warnings())
+        logger.addHandler(_WarningHandler())
         logger.propagate = False
     return Client(url or None, token or None)
 
 
 async def find_kernel(client: Client, text: str) -> str:
-    """The id of the running kernel that is meant: an id, or as much of its beginning as no other has."""
-    return _only_match(text, [kernel.id for kernel in await client.kernels()], "runs")
+    """Return the id of the running kernel that a text names: its id, or a unique beginning of it."""
+    return _match_id(text, [kernel.id for kernel in await client.kernels()], "runs")
 
 
 async def find_kernel_topic(client: Client, text: str) -> str:
-    """The id of a kernel that runs, or of one that has gone and of which the log still tells."""
+    """Return the id of a kernel that has a topic in the log, whether it still runs or not."""
     prefix = KERNEL_TOPIC_PREFIX
-    kept = [
+    ids = [
         topic.name.removeprefix(prefix) for topic in await client.topics() if topic.name.startswith(prefix)
     ]
-    return _only_match(text.removeprefix(prefix), kept, "is known")
+    return _match_id(text.removeprefix(prefix), ids, "is known")
 
 
-def _only_match(text: str, ids: Sequence[str], verb: str) -> str:
+def _match_id(text: str, ids: Sequence[str], verb: str) -> str:
     if text in ids:
         return text
     found = sorted(id for id in ids if text and id.startswith(text))
     if not found:
         raise HimaliaError(
-            f"no kernel {verb} whose id is or begins with {text!r}; 'himalia kernel list' shows those that run"
+            f"no kernel {verb} whose id is or begins with {text!r}; 'himalia kernel list' lists the running ones"
         )
     if len(found) > 1:
         raise HimaliaError(f"{len(found)} kernels have ids that begin with {text!r}: {', '.join(found)}")
     return found[0]
 
 
-def run(work: Coroutine[Any, Any, Result]) -> Result:
-    """Run a command's coroutine. Errors that a command can answer better than the server are reworded."""
+def run_async(work: Coroutine[Any, Any, Result]) -> Result:
+    """Run a command's coroutine. An error that names a REST call is reworded to name the command."""
     try:
         return asyncio.run(work)
     except TopicNotFound as error:
@@ -113,7 +113,7 @@ WarehouseOption = Annotated[
     Path | None,
     typer.Option(
         "--warehouse",
-        help="The directory of the tables; by default beside the default log.",
+        help="The directory of the tables; by default next to the default log.",
         envvar="HIMALIA_WAREHOUSE",
         show_envvar=True,
         metavar="PATH",
@@ -126,4 +126,5 @@ Where = Annotated[
 
 
 def warehouse_path(given: Path | None) -> Path:
+    """Return the directory of the tables that an option names, else the default one."""
     return validate_warehouse_path(given or default_warehouse_path()).expanduser()

@@ -23,7 +23,7 @@ METAVARS = {int: "INTEGER", float: "NUMBER"}
 
 
 class _Environment(EnvSettingsSource):
-    """Environment variables in which a list may be JSON or, as people write it, separated by commas."""
+    """Environment variables in which a list may be JSON, or items separated by commas."""
 
     def decode_complex_value(self, field_name: str, field: FieldInfo, value: Any) -> Any:
         if isinstance(value, str) and not value.lstrip().startswith("["):
@@ -32,7 +32,7 @@ class _Environment(EnvSettingsSource):
 
 
 class _CommandSettings(Settings):
-    """The settings as the command reads them: flags first, then the environment."""
+    """The settings of a command: flags override the environment."""
 
     @classmethod
     def settings_customise_sources(
@@ -46,7 +46,7 @@ class _CommandSettings(Settings):
 
 
 def read_settings(flags: dict[str, Any]) -> Settings:
-    """The settings from flags (``None`` where not given) and the environment.
+    """Read the settings from flags (``None`` where not given) and the environment.
 
     Raises ``typer.BadParameter``, which names the flag or the variable that is wrong.
     """
@@ -54,12 +54,12 @@ def read_settings(flags: dict[str, Any]) -> Settings:
     try:
         return _CommandSettings(**given)
     except ValidationError as error:
-        raise typer.BadParameter("; ".join(_sentences(error.errors(), given))) from None
+        raise typer.BadParameter("; ".join(_describe_problems(error.errors(), given))) from None
     except SettingsError as error:
         raise typer.BadParameter(f"{error}".replace('"', "'")) from None
 
 
-def _sentences(problems: list[ErrorDetails], given: dict[str, Any]) -> Iterator[str]:
+def _describe_problems(problems: list[ErrorDetails], given: dict[str, Any]) -> Iterator[str]:
     for problem in problems:
         name = str(problem["loc"][0])
         source = flag_of(name) if name in given else env_of(name)
@@ -76,7 +76,7 @@ def env_of(name: str) -> str:
 
 
 def _base_type(annotation: Any) -> Any:
-    """The type below ``Annotated`` and ``| None``."""
+    """Return the type inside of ``Annotated`` and ``| None``."""
     origin = get_origin(annotation)
     if origin is Annotated:
         return _base_type(get_args(annotation)[0])
@@ -105,7 +105,7 @@ def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
 
 
 def _help(name: str, field: FieldInfo, base: Any) -> str:
-    """The description, where else it can be set, and what it is if nobody sets it."""
+    """Return the description of a setting, with its environment variable and its default."""
     default = field.get_default(call_default_factory=True)
     facts = [env_of(name)]
     if get_origin(base) is list:
@@ -118,9 +118,9 @@ def _help(name: str, field: FieldInfo, base: Any) -> str:
 
 
 def with_flags(*names: str) -> Callable[[Command], Command]:
-    """Give a function of ``**flags`` one flag for each of these settings, behind the parameters of its own."""
+    """Return a decorator that adds a flag for each of these settings to a function of ``**flags``."""
 
-    def give(function: Command) -> Command:
+    def add_flags(function: Command) -> Command:
         own = inspect.signature(function, eval_str=True).parameters.values()
         parameters = [parameter for parameter in own if parameter.kind is not inspect.Parameter.VAR_KEYWORD]
         parameters += [_parameter(name, Settings.model_fields[name]) for name in names]
@@ -128,4 +128,4 @@ def with_flags(*names: str) -> Callable[[Command], Command]:
         function.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         return function
 
-    return give
+    return add_flags

@@ -1,4 +1,4 @@
-"""Messages from a pipe, one JSON a line, read without holding up the event loop."""
+"""Messages from a pipe, one JSON document a line, read without blocking the event loop."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ CHUNK_BYTES = 1 << 16
 CHUNKS_AHEAD = 4
 
 
-class Lines:
-    """The messages of a stream. ``number`` of the oldest one that ``done`` was not called for yet is ``current``."""
+class StdinMessages:
+    """The messages of a pipe, and which of them are stored. Used on the event loop; a daemon thread reads the pipe."""
 
     def __init__(
         self, descriptor: int, *, envelope: bool, headers: Mapping[str, str], text: bool = False
@@ -32,19 +32,20 @@ class Lines:
         self._numbers: deque[int] = deque()
         self.count = 0
 
-    def done(self) -> None:
-        """The oldest message under way is stored."""
+    def acknowledge(self) -> None:
+        """Count the oldest message in flight as stored."""
         self._numbers.popleft()
         self.count += 1
 
     @property
-    def current(self) -> int:
+    def current_line(self) -> int:
+        """The number of the line of the oldest message that is not stored yet; 0 if there is none."""
         return self._numbers[0] if self._numbers else 0
 
     async def messages(self) -> AsyncIterator[Outgoing]:
-        """Each message. Raises ``BadRequest`` that names the line if one is not what it should be."""
+        """Yield each message. Raise ``BadRequest``, which names the line, if one is malformed."""
         number = 0
-        async for line in split_lines(_chunks(self._descriptor)):
+        async for line in split_lines(_read_chunks(self._descriptor)):
             number += 1
             line = line.strip()
             if line:
@@ -53,7 +54,7 @@ class Lines:
                 except (msgspec.MsgspecError, ValueError, RecursionError) as error:
                     raise BadRequest(
                         f"line {number} is not {self._expected} ({error}); "
-                        "what stood before it is stored, nothing after it was sent",
+                        "the lines before it are stored, none after it was sent",
                         line=number,
                     ) from None
                 self._numbers.append(number)
@@ -68,7 +69,7 @@ class Lines:
     def _parse(self, line: bytes) -> Outgoing:
         if self._text:
             return Outgoing(line.decode(), headers=self._headers)
-        # Decoded as a whole, though only the bytes are sent: this finds what is not JSON at the right line.
+        # Only the bytes are sent; decoding them here reports invalid JSON with the number of its line.
         msgspec.json.decode(line)
         if not self._envelope:
             return Outgoing(msgspec.Raw(line), headers=self._headers)
@@ -76,8 +77,8 @@ class Lines:
         return Outgoing(found.payload, found.id, {**(found.headers or {}), **self._headers})
 
 
-async def _chunks(descriptor: int) -> AsyncIterator[bytes]:
-    """What a daemon thread reads: unlike asyncio's own threads it does not keep the process from ending."""
+async def _read_chunks(descriptor: int) -> AsyncIterator[bytes]:
+    """Yield what a daemon thread reads: unlike asyncio's own threads, it does not delay the end of the process."""
     loop = asyncio.get_running_loop()
     queue: asyncio.Queue[bytes | OSError] = asyncio.Queue()
     room = threading.Semaphore(CHUNKS_AHEAD)
@@ -92,7 +93,7 @@ async def _chunks(descriptor: int) -> AsyncIterator[bytes]:
                 chunk = error
             try:
                 loop.call_soon_threadsafe(queue.put_nowait, chunk)
-            except RuntimeError:  # the loop is closed; nobody listens any more
+            except RuntimeError:  # the loop is closed: the command has ended
                 return
 
     threading.Thread(target=read, name="himalia-stdin", daemon=True).start()

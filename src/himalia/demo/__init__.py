@@ -1,1 +1,1 @@
-"""Something to look at: a shop whose orders come in, and a kernel that does a little work. A client like any other."""
+"""The demo: a shop that publishes orders, and a kernel that executes cells. It uses only the client library."""

@@ -7,13 +7,13 @@ import signal
 import sys
 
 from himalia.client import Client
-from himalia.demo.runner import Notebook
+from himalia.demo.runner import Workload
 from himalia.demo.shop import Shop
 from himalia.errors import HimaliaError
 
 
 async def main() -> int:
-    """Returns the exit code: 0 when it was told to stop, 1 when the server is gone."""
+    """Run the demo; return 0 after a signal, 1 if the server is gone."""
     task = asyncio.current_task()
     assert task is not None
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -29,19 +29,19 @@ async def main() -> int:
 
 
 async def _run(client: Client) -> None:
-    """The client stays open until the notebook has stopped its kernel, however the shop ends."""
-    notebook = asyncio.create_task(_play(Notebook(client)))
+    """Run shop and cells; when the shop ends, wait until the kernel is stopped."""
+    workload = asyncio.create_task(_run_workload(client))
     try:
         await Shop(client).run()
     finally:
-        notebook.cancel()
-        await asyncio.wait({notebook})
+        workload.cancel()
+        await asyncio.wait({workload})
 
 
-async def _play(notebook: Notebook) -> None:
-    """Without a kernel the orders come in all the same."""
+async def _run_workload(client: Client) -> None:
+    """Run the cells; without a kernel warn, and let the shop continue."""
     try:
-        await notebook.run()
+        await Workload(client).run()
     except HimaliaError as error:
         print(f"warning: the demo has no kernel: {error.message}", file=sys.stderr, flush=True)
 

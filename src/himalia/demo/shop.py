@@ -1,4 +1,4 @@
-"""A shop that sells a little: one order after the other, published to ``demo.orders``."""
+"""A shop that publishes one order after the other to ``demo.orders``."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ COUNTRIES = ("DE", "FR", "IT", "PT", "SE")
 
 
 class Shop:
-    """Publishes what its customers order, as it comes."""
+    """Publishes random orders."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._chance = random.Random()
 
     async def run(self) -> None:
-        """Publish some orders at once and then one now and then, until cancelled."""
+        """Publish some orders at once, then one every few tenths of a second, until cancelled."""
         await self._client.create_topic(TOPIC, exist_ok=True)
         await self._client.publish_many(TOPIC, [self._order() for _ in range(EARLIER_ORDERS)])
         while True:

@@ -6,7 +6,6 @@ import asyncio
 import errno
 import os
 from collections.abc import Awaitable, Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,32 +17,26 @@ from himalia.jupyter.connection_file import ConnectionInfo, read_connection_file
 from himalia.keeper.client import KeeperClient, KernelNotStarted, Spooled, read_spool, remove_stale_directory
 from himalia.keeper.launch import kernel_environment, transport_encryption
 from himalia.keeper.limits import Limits
-from himalia.keeper.provisioner import KeeperProvisioner, let_go, reattach
+from himalia.keeper.provisioner import KeeperProvisioner, detach_manager, reattach
 from himalia.settings import Settings
 
-LAST_WORDS_MAX = 600
+EXCERPT_MAX = 600
 PORT_TAKEN = os.strerror(errno.EADDRINUSE)
-"""What a kernel says in whatever language it is written: the text is the system's, or ZeroMQ's, which is the same."""
+"""What a kernel writes, whatever its language: the text is the system's, and ZeroMQ has the same."""
 
 
 class KernelProcess:
-    """One of our own kernels' process. Lives on the event loop that started it or attached to it again.
+    """The process of one of our own kernels. Lives on the event loop that started it or attached to it again.
 
-    ``on_exit`` is told the return code when the process ends, whoever ended it. ``before_release`` is awaited when
-    the process has ended for good and before its spool is removed.
+    ``exited`` has the return code of the process that runs now, or ran last; each restart makes a new future.
     """
 
     def __init__(self, manager: AsyncKernelManager, provisioner: KeeperProvisioner) -> None:
         self._manager = manager
         self._provisioner = provisioner
-        self.connection: ConnectionInfo
-        self.directory: Path
-        self.keeper_socket: str
-        self.on_exit: Callable[[int], None] | None = None
-        self.exited: asyncio.Future[int]
-        self.lost = 0
+        self.unspooled = 0
         """How many of the last messages of a process that has ended are not in its spool: the disk was full."""
-        self._adopt()
+        self._keeper, self.connection, self.exited = self._bind()
 
     @classmethod
     async def start(
@@ -60,7 +53,7 @@ class KernelProcess:
         descriptors: int = 0,
         keeps_files: bool = True,
     ) -> KernelProcess:
-        """Start a kernel of this kernelspec, with the variables of ``env`` beside the server's own.
+        """Start a kernel of this kernelspec, with the variables of ``env`` in addition to the server's own.
 
         Raises ``BadRequest`` for an unknown one, ``KernelFailed`` otherwise.
         """
@@ -94,14 +87,14 @@ class KernelProcess:
         try:
             await asyncio.shield(starting)
         except asyncio.CancelledError:
-            # Half started it would be nobody's.
+            # A process that is half started would run without an owner.
             await asyncio.wait({starting})
             if not starting.cancelled() and starting.exception() is None:
                 await manager.shutdown_kernel(now=True)
             raise
         except KernelNotStarted as error:
             raise KernelFailed(
-                f"{error.message}{_said(error.data.get('log', ''))}", kernel_id=kernel_id
+                f"{error.message}{_format_excerpt(error.data.get('log', ''))}", kernel_id=kernel_id
             ) from None
         except OSError as error:
             raise KernelFailed(f"kernel {name!r} cannot be started: {error}", kernel_id=kernel_id) from None
@@ -109,12 +102,21 @@ class KernelProcess:
 
     @classmethod
     async def find(cls, directory: Path, specs: KernelSpecManager, descriptors: int = 0) -> KernelProcess:
-        """The kernel that lives in a directory. Raises ``KeeperGone`` if none does."""
+        """Find the kernel whose keeper lives in a directory. Raises ``KeeperGone`` if none does."""
         manager = await reattach(directory, kernel_spec_manager=specs)
         assert isinstance(manager.provisioner, KeeperProvisioner)
         # For a restart: the next keeper inherits the limit of this server, not of the one that was here before.
         manager.provisioner.descriptors = descriptors
         return cls(manager, manager.provisioner)
+
+    @property
+    def directory(self) -> Path:
+        """The directory of its keeper, with its spool."""
+        return self._keeper.directory
+
+    @property
+    def keeper_socket(self) -> str:
+        return self._keeper.info.socket
 
     @property
     def kernel_id(self) -> str:
@@ -143,38 +145,30 @@ class KernelProcess:
         return self.exited.result() if self.exited.done() else None
 
     @property
-    def before_release(self) -> Callable[[KeeperClient], Awaitable[None]] | None:
-        return self._provisioner.before_release
-
-    @before_release.setter
-    def before_release(self, work: Callable[[KeeperClient], Awaitable[None]]) -> None:
-        self._provisioner.before_release = work
-
-    @property
     def is_kept(self) -> bool:
-        """Whether the keeper is there: then its spool has all that the process said before ``on_exit`` is told."""
+        """Whether the keeper is there: then its spool has all that the process said before ``exited`` is done."""
         keeper = self._provisioner.keeper
         return keeper is not None and keeper.is_connected
 
     def read_spool(self, after: int) -> Iterator[Spooled]:
-        """What the keeper has heard after that number. Blocks."""
+        """Yield the messages that the keeper has stored after that number. Blocks."""
         return read_spool(self.directory, after)
 
     async def wait_until_listening(self) -> None:
-        """Wait until the keeper hears what the process publishes, or the process has ended."""
+        """Wait until the keeper receives what the process publishes, or the process has ended."""
         keeper = self._provisioner.keeper
         if keeper is not None:
             await keeper.wait_until_listening()
 
-    def last_words(self) -> str:
-        """The end of what the kernel wrote to its terminal, if it had one."""
+    def log_excerpt(self) -> str:
+        """Return the end of what the kernel wrote to its terminal, if it had one."""
         keeper = self._provisioner.keeper
-        return _clipped(keeper.log_tail() if keeper is not None else self._provisioner.last_log)
+        return _clip(keeper.log_tail() if keeper is not None else self._provisioner.last_log)
 
     @property
-    def found_port_taken(self) -> bool:
-        """Whether it ended because something else took a port between its choice and the kernel's start."""
-        return bool(self.returncode) and PORT_TAKEN in self.last_words()
+    def failed_on_port_conflict(self) -> bool:
+        """Whether it ended because another program took a port between its choice and the kernel's start."""
+        return bool(self.returncode) and PORT_TAKEN in self.log_excerpt()
 
     async def interrupt(self) -> None:
         await self._manager.interrupt_kernel()
@@ -183,14 +177,14 @@ class KernelProcess:
         """End the process and start it again, on the same ports. Raises ``KernelFailed``."""
         await self._start_again(self._manager.restart_kernel(now=False))
 
-    async def move(self) -> None:
-        """Start the process again, which has ended, on other ports. Raises ``KernelFailed``."""
+    async def restart_on_new_ports(self) -> None:
+        """Start the process, which has ended, again on other ports. Raises ``KernelFailed``."""
         self._provisioner.leave_ports()
         starting = asyncio.ensure_future(self._start_again(self._manager.restart_kernel(now=True)))
         try:
             await asyncio.shield(starting)
         except asyncio.CancelledError:
-            # Half started it could not be stopped.
+            # A process that is half started could not be stopped.
             await asyncio.wait({starting})
             raise
 
@@ -199,44 +193,44 @@ class KernelProcess:
             await starting
         except (KernelNotStarted, OSError) as error:
             raise KernelFailed(
-                f"kernel {self.name!r} cannot be started again: {error}{_said(self.last_words())}",
+                f"kernel {self.name!r} cannot be started again: {error}{_format_excerpt(self.log_excerpt())}",
                 kernel_id=self.kernel_id,
             ) from None
-        self._adopt()
+        self.unspooled = 0
+        self._keeper, self.connection, self.exited = self._bind()
 
-    async def stop(self) -> None:
-        """End the process and its keeper, and remove what they left."""
+    async def stop(self, before_release: Callable[[KeeperClient], Awaitable[None]] | None = None) -> None:
+        """End the process and its keeper, and remove what they left.
+
+        ``before_release`` is awaited when the process has ended, and before its spool is removed.
+        """
+        self._provisioner.before_release = before_release
         await self._manager.shutdown_kernel(now=self.returncode is not None)
-        # Of one that could not be restarted.
+        # A failed restart may have left it.
         await asyncio.to_thread(remove_stale_directory, self.directory)
 
-    async def let_go(self) -> None:
+    async def detach(self) -> None:
         """Leave it to its keeper."""
-        await let_go(self._manager)
+        await detach_manager(self._manager)
 
-    def _adopt(self) -> None:
-        """Take note of the process that runs now."""
+    def _bind(self) -> tuple[KeeperClient, ConnectionInfo, asyncio.Future[int]]:
+        """Return the keeper of the process that was just started or found, its connection, and its exit to come."""
         keeper = self._provisioner.keeper
         assert keeper is not None
-        self.directory = keeper.directory
-        self.keeper_socket = keeper.info.socket
-        self.connection = read_connection_file(Path(keeper.info.connection_file))
-        self.lost = 0
-        self.exited = asyncio.get_running_loop().create_future()
-        keeper.add_exit_callback(partial(self._ended, keeper))
+        exited: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
-    def _ended(self, keeper: KeeperClient, returncode: int) -> None:
-        self.lost = keeper.lost
-        if not self.exited.done():
-            self.exited.set_result(returncode)
-        if self.on_exit is not None:
-            self.on_exit(returncode)
+        def on_exit(returncode: int) -> None:
+            self.unspooled = keeper.lost
+            exited.set_result(returncode)
+
+        keeper.add_exit_callback(on_exit)
+        return keeper, read_connection_file(Path(keeper.info.connection_file)), exited
 
 
-def _said(log: str) -> str:
-    return f"; it said: {_clipped(log)}" if log.strip() else ""
+def _format_excerpt(log: str) -> str:
+    return f"; it said: {_clip(log)}" if log.strip() else ""
 
 
-def _clipped(log: str) -> str:
+def _clip(log: str) -> str:
     log = log.strip()
-    return log if len(log) <= LAST_WORDS_MAX else f"…{log[-LAST_WORDS_MAX:]}"
+    return log if len(log) <= EXCERPT_MAX else f"…{log[-EXCERPT_MAX:]}"

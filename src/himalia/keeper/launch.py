@@ -3,9 +3,9 @@
 CURVE encryption uses keys that only the connection file has; without it IOPub is open to every user of the machine who
 finds its port. Kernels whose kernelspec declares ``metadata.supported_encryption`` take part (ipykernel from 7.4).
 
-Code that prints ``os.environ`` stores all of it in the log, for every reader of the topic. Leaving secrets out is no
-fence: code in a kernel runs as the server's user and can read what that user can, ``/proc/<pid>/environ`` of the server
-included.
+Code that prints ``os.environ`` stores all of it in the log, for every reader of the topic. Leaving secrets out is not a
+security boundary: code in a kernel runs as the server's user and can read what that user can, ``/proc/<pid>/environ``
+of the server included.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FROZEN = "frozen_modules"
 
 
 def kernel_command(argv: Sequence[str]) -> list[str]:
-    """The command of a kernelspec, with ``-m ipykernel_launcher`` replaced by our own launcher.
+    """Return the command of a kernelspec, with ``-m ipykernel_launcher`` replaced by our own launcher.
 
     Only where Python runs ipykernel directly: another program in front, such as ``docker run``, may not see our file.
     """
@@ -45,7 +45,7 @@ def kernel_command(argv: Sequence[str]) -> list[str]:
 
 
 def _ipykernel_at(argv: Sequence[str]) -> int | None:
-    """Where ``-m ipykernel_launcher`` stands among Python's own options; None if that is not what is run."""
+    """Return the index of ``-m ipykernel_launcher`` among Python's own options; None for another command."""
     if not argv or not _PYTHON.match(Path(argv[0]).name):
         return None
     at = 1
@@ -62,9 +62,9 @@ SECRET_PREFIXES = ("HIMALIA_", "AWS_", "GOOGLE_", "AZURE_", "NATS_")
 
 
 def kernel_environment(
-    own: Mapping[str, str], kept: Iterable[str] = (), asked: Mapping[str, str] | None = None
+    own: Mapping[str, str], kept: Iterable[str] = (), requested: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """The variables of a kernel: of the server's own those that are not secret or are ``kept``, then those asked for.
+    """Return a kernel's environment: the server's variables that are not secret or are ``kept``, then those requested.
 
     ``kept`` are names, or patterns such as ``AWS_*``.
     """
@@ -74,11 +74,11 @@ def kernel_environment(
         is_secret = name.upper().startswith(SECRET_PREFIXES)
         return not is_secret or any(fnmatchcase(name, pattern) for pattern in patterns)
 
-    return {name: value for name, value in own.items() if is_passed(name)} | dict(asked or {})
+    return {name: value for name, value in own.items() if is_passed(name)} | dict(requested or {})
 
 
 def transport_encryption(name: str, spec: KernelSpec, policy: KernelEncryption) -> str:
-    """What jupyter_client's manager is to do with a kernel of this kernelspec, in its own word.
+    """Return the ``transport_encryption`` of jupyter_client's manager for a kernel of this kernelspec.
 
     Raises ``BadRequest`` if the kernel has to be encrypted and cannot be.
     """
@@ -93,7 +93,7 @@ def transport_encryption(name: str, spec: KernelSpec, policy: KernelEncryption) 
 
 
 def check_attachable(connection: ConnectionInfo, path: str, policy: KernelEncryption) -> None:
-    """Raises ``BadRequest`` for a kernel of somebody else's that is not encrypted where that is required."""
+    """Raise ``BadRequest`` for a foreign kernel that is not encrypted although the server requires it."""
     if policy == "required" and not connection.is_encrypted:
         raise BadRequest(
             f"the kernel of {path} is not encrypted, which this server requires (kernel_encryption is 'required')",

@@ -1,9 +1,9 @@
 """Starts ipykernel with a send buffer on IOPub that a reader can fall behind on.
 
-ipykernel leaves ZeroMQ's limit of 1,000 messages on the socket by which it publishes, and ZeroMQ drops whatever is
-beyond it without a word: a reader that the machine keeps from running for a moment loses output. ``command.py`` has
-our own kernels started by this file in place of ``-m ipykernel_launcher``. It is run as a script by the kernel's own
-Python, in which Himalia may not be installed, so it imports nothing of Himalia.
+ipykernel leaves ZeroMQ's limit of 1,000 messages on the socket by which it publishes, and ZeroMQ silently drops
+messages beyond it: a reader that does not run for a moment loses output. ``launch.py`` starts our own kernels with this
+file in place of ``-m ipykernel_launcher``. It runs as a script of the kernel's own Python, in which Himalia may not be
+installed, so it imports nothing of Himalia.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ IOPUB_MESSAGES_MAX = 50_000
 
 
 def raise_iopub_limit(app: Any, messages_max: int = IOPUB_MESSAGES_MAX) -> None:
-    """Have the application class make its IOPub socket with this limit; one without ``init_iopub`` is left alone."""
+    """Have the application class create its IOPub socket with this limit; one without ``init_iopub`` is not changed."""
     init_iopub = getattr(app, "init_iopub", None)
     if init_iopub is None:
         return

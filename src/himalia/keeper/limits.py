@@ -1,4 +1,4 @@
-"""The resource limits of a kernel's process, and how it ended, in words that name the likely reason."""
+"""The resource limits of a kernel's process, and the likely reason of its end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CPU_GRACE_S = 5
 
 
 class Limits(NamedTuple):
-    """What a kernel's process may use, and each process that it starts by itself; 0 is no limit."""
+    """The limits of a kernel's process, and of each process that it starts; 0 is no limit."""
 
     memory_max: int = 0
     """Bytes of address space."""
@@ -44,7 +44,7 @@ _CRASHES = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)
 
 
 def exit_reason(returncode: int, limits: Limits) -> str:
-    """What a return code says, as ``subprocess`` has it, of a kernel that was started with these limits."""
+    """Describe the end of a kernel with these limits, by its return code as ``subprocess`` reports it."""
     if returncode >= 0:
         hint = _memory_hint(limits) if returncode else ""
         return f"ended with code {returncode}{hint}"

@@ -1,9 +1,9 @@
-"""TCP ports for kernels, which no other program is given by chance.
+"""TCP ports for kernels, which the operating system assigns to no other program.
 
 A kernel binds its ports some time after they were chosen, and again after a restart. jupyter_client chooses them in the
-range from which the operating system serves programs that ask for any free port, so that another program may be given
-one of them in between. Here a kernel gets a block of consecutive ports below that range, and as long as the block is
-reserved no other Himalia of the machine chooses it.
+range from which the operating system assigns free ports, so that another program may get one of them in between. Here
+a kernel gets a block of consecutive ports below that range, and as long as the block is reserved no other Himalia of
+the machine chooses it.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ class PortBlock:
 
 
 def find_ports(ip: str, among: range | None = None) -> PortBlock | None:
-    """Reserve a block whose ports are all free now; None if there is none, after some tries."""
+    """Reserve a block whose ports are all free now; return None if some tries find none."""
     blocks = _blocks(_outside_of_system_range() if among is None else among)
     for first in random.sample(blocks, min(TRIES_MAX, len(blocks))):
-        found = reserve(first)
-        if found is not None and all(_is_free(ip, port) for port in found.ports):
-            return found
-        if found is not None:
-            found.release()
+        block = reserve(first)
+        if block is not None and all(_is_free(ip, port) for port in block.ports):
+            return block
+        if block is not None:
+            block.release()
     return None
 
 
 def reserve(first: int) -> PortBlock | None:
-    """Reserve the block that begins with this port, whether or not a kernel listens there; None if another one has it.
+    """Reserve the block that begins with this port, whether or not a kernel listens there; None if it is reserved.
 
-    The name of an abstract Unix socket is the reservation: it goes with its process, and is valid in the same network
-    namespace as the ports. Systems other than Linux have none; there the block is only chosen by chance.
+    The reservation is the name of an abstract Unix socket: it ends with its process, and is valid in the same network
+    namespace as the ports. Systems other than Linux have none; there the block is only chosen at random.
     """
     if sys.platform != "linux":
         return PortBlock(first, None)
@@ -67,7 +67,7 @@ def _blocks(ports: range) -> range:
 
 
 def _outside_of_system_range() -> range:
-    """Those of ``KERNEL_PORTS`` that lie below the range of the system, where that is known."""
+    """Return those of ``KERNEL_PORTS`` that are below the range of the system, if that is known."""
     try:
         lowest = int(_LINUX_RANGE.read_text().split()[0])
     except (OSError, ValueError, IndexError):

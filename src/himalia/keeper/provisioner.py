@@ -1,4 +1,4 @@
-"""Kernels of jupyter_client that run under a keeper: started, signalled, restarted and ended through it."""
+"""A provisioner of jupyter_client: starts, signals, restarts and ends kernels through a keeper."""
 
 from __future__ import annotations
 
@@ -29,30 +29,30 @@ from himalia.keeper.server_protocol import BUSY_KEEP_S, GRACE_S, KEEP_S, SPOOL_B
 from himalia.local_server import make_private, runtime_directory
 
 _IGNORED = {"stdin", "stdout", "stderr", "independent", "kernel_id", "extra_arguments", "start_new_session"}
-"""Arguments of a launch that the keeper decides, or that jupyter_client has dealt with."""
+"""Arguments of a launch that the keeper decides, or that jupyter_client has used already."""
 _REMEMBERED = ("env", "cwd", "extra_arguments")
 """Arguments of ``start_kernel`` that a restart by a later server repeats."""
 
 
 class KeeperProvisioner(LocalProvisioner):
-    """Starts each kernel under a keeper of its own, and the next one after a restart in the same directory.
+    """Starts each kernel under a keeper of its own, and after a restart the next one in the same directory.
 
-    jupyter_client finds it as ``himalia-keeper``, or it is given to a manager as its ``provisioner`` before
-    ``start_kernel``. The keeper holds on to the event loop in which the kernel was started.
+    jupyter_client finds it as ``himalia-keeper``; or set it as a manager's ``provisioner`` before ``start_kernel``.
+    The client of the keeper belongs to the event loop in which the kernel was started.
     """
 
     directory = Unicode(
-        config=True, help="Where the kernel is kept; by default under Himalia's runtime directory."
+        config=True, help="The directory of the kernel; by default under Himalia's runtime directory."
     )
     owner = Unicode("", config=True, help="The caller whose kernel it is; empty for none.")
     keep_s = Float(KEEP_S, config=True, help="Seconds to keep the kernel while no server is connected.")
     busy_keep_s = Float(
-        BUSY_KEEP_S, config=True, help="The same while it is busy, if that is longer; 0 for ever."
+        BUSY_KEEP_S, config=True, help="The same while it is busy, if that is longer; 0 for no limit."
     )
     keeps_files = Bool(
-        True, config=True, help="Whether a later server can come for what the keeper leaves at its end."
+        True, config=True, help="Whether a later server can read what the keeper leaves at its end."
     )
-    spool_bytes_max = Integer(SPOOL_BYTES_MAX, config=True, help="The most that its output may take on disk.")
+    spool_bytes_max = Integer(SPOOL_BYTES_MAX, config=True, help="The most bytes of its output on disk.")
     memory_max = Integer(0, config=True, help="Most bytes of address space; 0 for no limit.")
     cpu_s_max = Integer(0, config=True, help="Most seconds of CPU time; 0 for no limit.")
     descriptors = Integer(
@@ -64,7 +64,7 @@ class KeeperProvisioner(LocalProvisioner):
 
     keeper: KeeperClient | None = None
     before_release: Callable[[KeeperClient], Awaitable[None]] | None = None
-    """Awaited when the kernel has ended and before its spool is removed: the time to read what is left of it."""
+    """Awaited when the kernel has ended and before its spool is removed, to read the rest of it."""
     last_log: str = ""
     """What the last kernel had written to stdout and stderr when it was released or could not be started."""
 
@@ -85,13 +85,13 @@ class KeeperProvisioner(LocalProvisioner):
         self._was_waited_for = False
 
     def adopt_ports(self, manager: AsyncKernelManager) -> None:
-        """Have a restart use the ports that the kernel has, and no other kernel choose them."""
+        """Keep the ports of the kernel for a restart, so that no other kernel chooses them."""
         self.ports_cached = manager.cache_ports
         LocalPortCache.instance().currently_used_ports.update(manager.ports)
         self._port_block = reserve(manager.shell_port)
 
     def leave_ports(self) -> None:
-        """Have the next launch look for other ports: something else took one of these before the kernel did."""
+        """Have the next launch choose other ports: another program bound one of these before the kernel did."""
         manager = self.parent
         if manager is None or not self.ports_cached:
             return
@@ -100,7 +100,7 @@ class KeeperProvisioner(LocalProvisioner):
         self.release_ports()
         self.ports_cached = False
 
-    # What jupyter_client asks
+    # Called by jupyter_client
 
     @property
     def has_process(self) -> bool:
@@ -133,9 +133,9 @@ class KeeperProvisioner(LocalProvisioner):
         await self.send_signal(signal.SIGTERM)
 
     async def pre_launch(self, **kwargs: Any) -> dict[str, Any]:
-        """Have the connection file in the kernel's directory, unless the manager has one already."""
+        """Put the connection file into the kernel's directory, unless the manager has one already."""
         if kwargs.get("env") is None:
-            # A kernel of 0.1 that is restarted, or a manager that names none: jupyter_client would pass on all it has.
+            # A kernel of 0.1 that is restarted, or a manager without one: jupyter_client would pass on its whole own.
             kwargs["env"] = kernel_environment(os.environ)
         self._launch_args = {name: kwargs[name] for name in _REMEMBERED if name in kwargs}
         make_private(Path(self.directory))
@@ -145,7 +145,7 @@ class KeeperProvisioner(LocalProvisioner):
         return await super().pre_launch(**kwargs)
 
     def _choose_ports(self) -> None:
-        """Choose ports that no other program is given by chance; where there are none, jupyter_client chooses."""
+        """Choose ports that the system assigns to no other program; if there are none, jupyter_client chooses."""
         manager = self.parent
         if manager is None or not manager.cache_ports or self.ports_cached or not is_local_ip(manager.ip):
             return
@@ -156,7 +156,7 @@ class KeeperProvisioner(LocalProvisioner):
             self.ports_cached = True
 
     def release_ports(self) -> None:
-        """Others may choose the ports again, as soon as nothing listens there."""
+        """Let other kernels choose the ports, as soon as no program listens there."""
         block, self._port_block = self._port_block, None
         if block is not None:
             block.release()
@@ -175,17 +175,19 @@ class KeeperProvisioner(LocalProvisioner):
             if isinstance(error, KernelNotStarted):
                 self.last_log = error.data["log"]
             if kernel_directory.read_info(directory) is None:
-                # Nothing was ever kept here.
+                # No kernel was ever kept here.
                 remove_stale_directory(directory)
             raise
         if self.parent is not None:
-            # The file lives as long as the kernel, which may outlive the manager, who would remove it.
+            # The file lives as long as the kernel, which may outlive the manager, which would remove it.
             self.parent._connection_file_written = False
         return self.connection_info
 
     def _launch(self, cmd: list[str], env: dict[str, str], cwd: Any) -> Launch:
         manager, spec = self.parent, self.kernel_spec
-        assert manager is not None, "a kernel is started by its manager, who wrote the connection file"
+        assert manager is not None, (
+            "a kernel is started by its manager, which has written the connection file"
+        )
         return Launch(
             kernel_id=str(self.kernel_id),
             argv=kernel_command([os.path.expanduser(part) for part in cmd]),
@@ -217,7 +219,7 @@ class KeeperProvisioner(LocalProvisioner):
         )
 
     async def cleanup(self, restart: bool = False) -> None:
-        """Release the keeper. For a restart the spool stays, and the next keeper goes on with it."""
+        """Release the keeper. For a restart the spool stays, and the next keeper continues it."""
         await self._release(keep_files=restart)
         if not restart:
             self.release_ports()
@@ -232,12 +234,12 @@ class KeeperProvisioner(LocalProvisioner):
             if self.before_release is not None and not keep_files:
                 await self.before_release(keeper)
         except BaseException:
-            # Somebody may still read the spool: ``list_keeper_directories`` names it.
+            # The spool can still be read: ``list_keeper_directories`` lists it.
             await keeper.release(keep_files=True)
             raise
         await keeper.release(keep_files=keep_files)
         if not keep_files:
-            # Of a keeper that was killed.
+            # A keeper that was killed leaves its files.
             remove_stale_directory(keeper.directory)
 
     async def get_provisioner_info(self) -> dict[str, Any]:
@@ -252,30 +254,31 @@ class KeeperProvisioner(LocalProvisioner):
 
 
 def _plain(value: Any) -> Any:
-    """A path as the text that it is, since the keeper remembers JSON."""
+    """Convert a path to text, since the keeper stores JSON."""
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 async def reattach(
     directory: Path, *, kernel_spec_manager: KernelSpecManager | None = None
 ) -> AsyncKernelManager:
-    """A manager for the kernel in a directory, as if it had started it: it can interrupt, restart and shut down.
+    """Create a manager for the kernel in a directory, which can interrupt, restart and shut down the kernel.
 
-    Raises ``KeeperGone`` if the keeper has ended: what it left can be read with ``read_spool``, then removed. The
-    kernel itself may have ended; the manager then says that it is not alive, and can restart it.
+    Raises ``KeeperGone`` if the keeper has ended: what it left can be read with ``read_spool``, then removed. If the
+    kernel itself has ended, the manager reports that it is not alive, and can restart it.
     """
     keeper = await KeeperClient.connect(directory)
     try:
-        return await _managed(keeper, kernel_spec_manager)
+        return await _create_manager(keeper, kernel_spec_manager)
     except BaseException:
         await keeper.close()
         raise
 
 
-async def let_go(manager: AsyncKernelManager, *, keep_s: float | None = None) -> None:
-    """Leave a kernel to whoever re-attaches to it, within ``keep_s`` if that is given; the manager is of no more use.
+async def detach_manager(manager: AsyncKernelManager, *, keep_s: float | None = None) -> None:
+    """Detach a manager from its kernel, which a server can adopt again, within ``keep_s`` if that is given.
 
-    Its sockets are closed here, since a garbage collector that finds them in the wrong order waits for ever.
+    The manager cannot be used any more. Its sockets are closed here, since a garbage collector that finds them in the
+    wrong order waits without a limit.
     """
     provisioner = manager.provisioner
     if isinstance(provisioner, KeeperProvisioner) and provisioner.keeper is not None:
@@ -289,13 +292,15 @@ async def let_go(manager: AsyncKernelManager, *, keep_s: float | None = None) ->
         manager.context.destroy(linger=0)
 
 
-async def _managed(keeper: KeeperClient, kernel_spec_manager: KernelSpecManager | None) -> AsyncKernelManager:
+async def _create_manager(
+    keeper: KeeperClient, kernel_spec_manager: KernelSpecManager | None
+) -> AsyncKernelManager:
     launch, info = await keeper.launch(), keeper.info
     more = {} if kernel_spec_manager is None else {"kernel_spec_manager": kernel_spec_manager}
     manager = AsyncKernelManager(
         kernel_name=info.kernel_name, kernel_id=info.kernel_id, connection_file=info.connection_file, **more
     )
-    # As it was: the specification may have been changed or removed since.
+    # The kernelspec of the start: it may have been changed or removed since.
     manager._kernel_spec = KernelSpec(**launch["kernel_spec"])
     manager.load_connection_file()
     provisioner = KeeperProvisioner(
@@ -311,7 +316,7 @@ async def _managed(keeper: KeeperClient, kernel_spec_manager: KernelSpecManager 
         grace_s=launch["grace_s"],
     )
     if not info.keeps_files:
-        # One of 0.1 would remove what it has when its lease is over, and knows no other for a busy kernel.
+        # A keeper of 0.1 removes its files when its lease is over, and has no longer lease for a busy kernel.
         await keeper.set_lease(max(provisioner.keep_s, BUSY_KEEP_S))
     provisioner.adopt(keeper)
     provisioner.connection_info = manager.get_connection_info()

@@ -8,7 +8,7 @@ from collections import Counter
 from typing import Any
 
 from himalia.errors import KernelFailed, KernelUnavailable
-from himalia.iopub.shell import Asked, ShellPort
+from himalia.iopub.shell import PendingReply, ShellPort
 from himalia.jupyter.connection_file import ConnectionInfo
 from himalia.jupyter.records import KernelEvent
 from himalia.jupyter.wire import FaultKind, KernelMessage
@@ -89,7 +89,9 @@ class KernelConnector:
             except KernelFailed:
                 process = self.process
                 is_cancelled = self._cancelled.done()
-                if process is None or not process.found_port_taken or is_cancelled or starts == STARTS_MAX:
+                if process is None or not process.failed_on_port_conflict:
+                    raise
+                if is_cancelled or starts == STARTS_MAX:
                     raise
             await self._restart_on_new_ports(process)
             starts += 1
@@ -106,10 +108,7 @@ class KernelConnector:
             address, self.process, self._output, self._context, self._listener
         )
         if self.process is not None:
-            self.process.on_exit = self._listener.on_exit
-            if self.process.returncode is not None:
-                # It ended before it could be reported.
-                asyncio.get_running_loop().call_soon(self._listener.on_exit, self.process.returncode)
+            self.process.exited.add_done_callback(lambda exited: self._listener.on_exit(exited.result()))
         return self._connection
 
     async def close(self) -> None:
@@ -123,7 +122,7 @@ class KernelConnector:
         reason = "another program took one of its ports"
         logger.warning("kernel %s is started on other ports: %s", self._output.kernel_id, reason)
         await self.close()
-        await process.move()
+        await process.restart_on_new_ports()
         # Not a restart: requests that wait keep waiting.
         await self._output.record_event(KernelEvent.MOVED, pid=process.pid, reason=reason)
 
@@ -168,12 +167,12 @@ class KernelConnector:
         raise self._failure(f"{how} before it answered")
 
     def _failure(self, what: str) -> KernelFailed:
-        end = self.process.last_words() if self.process is not None else ""
+        end = self.process.log_excerpt() if self.process is not None else ""
         excerpt = f"; it said: {end}" if end else ""
         return KernelFailed(f"kernel {self._name!r} {what}{excerpt}", kernel_id=self._output.kernel_id)
 
-    def _probe(self, connection: KernelConnection, port: ShellPort) -> Asked:
-        probe = connection.shell.ask(port, "kernel_info_request")
+    def _probe(self, connection: KernelConnection, port: ShellPort) -> PendingReply:
+        probe = connection.shell.request(port, "kernel_info_request")
         self._output.monitor.expect(probe.id)
         return probe
 
@@ -259,6 +258,6 @@ class KernelConnector:
 
 async def _wait_for_stdin(connection: KernelConnection) -> None:
     try:
-        await asyncio.wait_for(connection.shell.can_be_asked.wait(), STDIN_WITHIN_S)
+        await asyncio.wait_for(connection.shell.stdin_connected.wait(), STDIN_WITHIN_S)
     except TimeoutError:
         logger.warning("a kernel's stdin socket does not answer")

@@ -142,9 +142,9 @@ class KernelLifecycle:
     def on_exit(self, returncode: int) -> None:
         """The process has ended. Its keeper reports that after everything that it published is in the spool."""
         assert self._process is not None
-        if self._process.lost:
-            lost, self._process.lost = self._process.lost, 0
-            self._output.topic_writer.append_gap(lost, DISK_WAS_FULL)
+        if self._process.unspooled:
+            count, self._process.unspooled = self._process.unspooled, 0
+            self._output.topic_writer.append_gap(count, DISK_WAS_FULL)
         if self._phase is KernelPhase.RUNNING:
             self._die(exit_reason(returncode, self._process.limits), returncode=returncode)
 
@@ -214,7 +214,7 @@ class KernelLifecycle:
         self._output.monitor.close()
         await self._output.topic_writer.close()
         if self._process is not None:
-            await self._process.let_go()
+            await self._process.detach()
 
     def _end(self, event: KernelEvent, reason: str, **data: Any) -> None:
         """Begin the end, once."""
@@ -236,9 +236,7 @@ class KernelLifecycle:
             self._scheduler.close_all(ExecutionStatus.DIED, f"the kernel died: {reason}")
         try:
             if process is not None:
-                # Before its keeper removes the spool.
-                process.before_release = self._commit_output
-                await process.stop()
+                await process.stop(before_release=self._commit_output)
         except Exception:  # its output, and the record of its end, must be stored all the same
             logger.exception("kernel %s was not ended in order", self._kernel_id)
         self._move(PhaseEvent.END)

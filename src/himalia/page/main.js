@@ -6,13 +6,13 @@ import { Connection } from "./live/connection.js";
 import { emptyState, errorState, h, loading } from "./widgets/elements.js";
 import { startKeyboard } from "./widgets/keyboard.js";
 import { holdPolls } from "./live/polling.js";
-import { navigate, parseRoute } from "./router.js";
-import { SECTIONS } from "./sections.js";
-import { askToSignIn, signInView } from "./views/sign_in.js";
+import { SECTIONS, navigate, parseRoute } from "./router.js";
+import "./sections.js";
+import { openSignInDialog, signInView } from "./views/sign_in.js";
 import { startTheme, themeButton } from "./widgets/theme.js";
 import { toast } from "./widgets/toasts.js";
 
-const BANNER_AFTER_MS = 700; // a reconnection that is quicker than this is nobody's business
+const BANNER_AFTER_MS = 700; // a quicker reconnection is not shown
 
 const main = document.getElementById("main");
 const nav = document.getElementById("nav");
@@ -21,11 +21,11 @@ const connection = new Connection(`${location.protocol === "https:" ? "wss" : "w
 const account = accountBadge(() => leave());
 let view = null;
 let caller = null; // who is signed in
-let closeDialog = null; // of the dialogue that asks to sign in again, while it is open
+let closeDialog = null; // closes the dialogue for signing in again, while it is open
 
 function viewFor(section, name, route) {
   if (section) return section.view({ connection, navigate, route });
-  return { element: emptyState(`There is no “${name}” here.`), close() {}, title: "Nothing here" };
+  return { element: emptyState(`There is no section “${name}”.`), close() {}, title: "Not found" };
 }
 
 function show(next) {
@@ -54,8 +54,8 @@ function showRoute() {
 
 // Signing in and out
 
-/** A key in the address is taken out of it before anything else can see it. */
-async function takeKey() {
+/** Sign in with a key in the address, and remove it from there before anything else can see it. */
+async function signInByAddress() {
   const found = location.hash.match(/^#token=([^&]+)/);
   if (!found) return;
   history.replaceState(null, "", location.pathname);
@@ -68,7 +68,7 @@ async function start() {
     enter(await session());
   } catch (error) {
     if (error.status === 401) return showSignIn();
-    show({ element: errorState(error, start), close() {}, title: "No answer" });
+    show({ element: errorState(error, start), close() {}, title: "No connection" });
   }
 }
 
@@ -97,13 +97,13 @@ async function leave() {
   showSignIn();
 }
 
-/** The server no longer takes our session. What is open stays as it is, out of sight, until somebody signs in. */
+/** The server refuses the session. The open view is hidden, and stays as it is, until the user signs in. */
 function lock() {
   if (caller === null || closeDialog) return;
   holdPolls(true);
   connection.close();
   document.documentElement.dataset.locked = "true";
-  closeDialog = askToSignIn(unlock);
+  closeDialog = openSignInDialog(unlock);
 }
 
 function unlock(found) {
@@ -113,21 +113,21 @@ function unlock(found) {
   delete document.documentElement.dataset.locked;
   caller = found.caller;
   account.show(found);
-  // Somebody else does not see what the one before had open.
+  // Another caller must not see the view of the one before.
   if (!isSame) showRoute();
   holdPolls(false);
   connection.open();
   dispatchEvent(new Event("himalia:signed-in"));
 }
 
-/** Signed in meanwhile, in another tab: the cookie is the same. */
-async function lookAgain() {
+/** Unlock if the user has signed in in another tab: the cookie is the same. */
+async function checkSession() {
   if (!closeDialog) return;
   const found = await session().catch(() => null);
   if (found && closeDialog) unlock(found);
 }
 
-// The connection, as everybody sees it
+// The state of the connection
 
 let bannerTimer = null;
 
@@ -135,11 +135,11 @@ function showConnection() {
   document.documentElement.dataset.connection = connection.state;
   clearTimeout(bannerTimer);
   if (connection.state === "waiting") {
-    // A handshake that is refused looks like a network that broke; a 401 tells that it is our session.
+    // A refused handshake looks like a broken network; a 401 here shows that the session has ended.
     session().catch(() => {});
     bannerTimer = setTimeout(() => {
       banner.hidden = false;
-      banner.replaceChildren(h("span", {}, "The connection is lost. What you see stands still; nothing is lost, and the page reconnects by itself."),
+      banner.replaceChildren(h("span", {}, "The connection is lost. What you see is not updated; no data is lost, and the page reconnects by itself."),
         h("button", { class: "button tiny", type: "button", onclick: () => connection.retry() }, "Try now"));
     }, banner.hidden ? BANNER_AFTER_MS : 0);
   } else if (connection.state === "open" || connection.state === "closed") {
@@ -156,12 +156,12 @@ document.getElementById("bar-end").append(
   h("button", { class: "button quiet icon", type: "button", "aria-label": "Keys", title: "Keys (?)", onclick: showHelp }, "?"),
   themeButton());
 document.querySelector(".skip").addEventListener("click", (event) => {
-  event.preventDefault(); // the address is the view's
+  event.preventDefault(); // the address belongs to the view
   main.focus();
 });
 connection.addEventListener("change", showConnection);
 addEventListener("hashchange", showRoute);
 addEventListener("himalia:unauthorized", lock);
-addEventListener("focus", lookAgain);
-await takeKey();
+addEventListener("focus", checkSession);
+await signInByAddress();
 await start();

@@ -1,10 +1,8 @@
 """The public protocol without I/O: bytes in and messages out, for clients and servers.
 
-``messages`` is the WebSocket protocol; ``frames`` turns its JSON into WebSocket frames and back; ``models`` has the
-JSON shapes of REST.
+``messages`` is the WebSocket protocol: its JSON and its frames; ``models`` has the JSON shapes of REST.
 """
 
-from himalia.protocol.frames import text_frame, text_payloads
 from himalia.protocol.messages import (
     PROTOCOL_VERSION,
     ClientMessage,
@@ -18,6 +16,8 @@ from himalia.protocol.messages import (
     encode_event,
     encode_record,
     request_id_of,
+    text_frame,
+    text_payloads,
     truncate_error,
 )
 from himalia.record import Policy

@@ -14,8 +14,19 @@ from himalia import __version__
 from himalia.server import errors
 from himalia.server.context import ServerContext
 from himalia.server.http.middleware import RequestGuard
-from himalia.server.rest import events, kernels, page, publish, read, reference, sessions, tables, topics
+from himalia.server.rest import (
+    api_reference,
+    event_stream,
+    kernels,
+    messages,
+    page,
+    server_status,
+    sessions,
+    tables,
+    topics,
+)
 from himalia.server.rest.asyncapi import asyncapi_document
+from himalia.server.rest.schema import ERRORS
 from himalia.server.websocket.endpoint import refuse_other_paths, websocket_endpoint
 from himalia.settings import Settings
 
@@ -47,19 +58,17 @@ def create_app(settings: Settings | None = None, context: ServerContext | None =
     errors.install_error_handlers(app)
     for api in (
         topics,
-        publish,
-        read,
-        events,
+        server_status,
+        messages,
+        event_stream,
         tables,
         kernels,
         sessions,
         page,
-        reference,
+        api_reference,
     ):
         app.include_router(api.router)
-    app.add_api_route(
-        "/asyncapi.json", asyncapi_document, tags=["server"], responses={403: topics.ERRORS[403]}
-    )
+    app.add_api_route("/asyncapi.json", asyncapi_document, tags=["server"], responses={403: ERRORS[403]})
     app.router.routes.append(WebSocketRoute("/ws", websocket_endpoint))
     app.router.routes.append(WebSocketRoute("/{path:path}", refuse_other_paths))
     if context.settings.allowed_origins:

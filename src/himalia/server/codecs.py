@@ -93,7 +93,7 @@ class JsonCodec:
 
 
 class WebSocketCodec(JsonCodec):
-    """Whole WebSocket text frames."""
+    """Encodes messages as complete WebSocket text frames."""
 
     def frame(self, message: ServerMessage) -> bytes:
         return text_frame(encode(message))
@@ -121,4 +121,4 @@ class SseCodec(JsonCodec):
 
 WEBSOCKET = WebSocketCodec()
 SSE = SseCodec()
-SSE_OF_PATTERN = SseCodec(ids=False)
+SSE_WITHOUT_IDS = SseCodec(ids=False)

@@ -19,7 +19,7 @@ from starlette.routing import compile_path
 from himalia.errors import BadRequest, ErrorCode, HimaliaError, InternalError
 from himalia.protocol import ErrorBody, models, truncate_error
 from himalia.server.http.security_headers import TRANSPORT_SECURITY, demands_tls, security_headers
-from himalia.server.rest.reference import api_document
+from himalia.server.rest.api_reference import api_document
 from himalia.server.rest.schema import json_response
 
 logger = logging.getLogger("himalia.server")

@@ -122,7 +122,7 @@ def test_a_kernel_that_dies(env: dict[str, str], tmp_path: Path) -> None:
     with RunningCommand("run", code, env=env) as running:
         assert running.line() == "last words"
         go.touch()
-        assert running.error_line().startswith("error: the code ended as died: the kernel died")
+        assert running.error_line().startswith("error: the code ended with status died: the kernel died")
         assert running.end() == 1
 
 

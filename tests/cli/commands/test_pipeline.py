@@ -97,7 +97,7 @@ def test_no_rows() -> None:
     assert (done.stdout, done.stderr) == ("[]\n", "")
     done = himalia("pipeline", "show", "messages", "--where", "false")
     assert (done.returncode, done.stdout) == (0, "")
-    assert "no row of messages is there for which that holds" in done.stderr
+    assert "messages has no rows that match" in done.stderr
 
 
 def test_choosing() -> None:
@@ -107,7 +107,7 @@ def test_choosing() -> None:
         *("--columns", "code, run_ms", "--limit", "2"),
     )
     assert lines(done.stdout) == [["code", "run_ms"], ["print(6)", "75.0"], ["print(5)", "62.5"]]
-    assert done.stderr == "there are more than these 2 rows; --limit shows more\n"
+    assert done.stderr == "there are more than these 2 rows; raise --limit to see them\n"
     done = himalia("pipeline", "show", "executions", "--columns", "*", "--limit", "1")
     assert len(lines(done.stdout)[0]) == 33
 
@@ -167,7 +167,7 @@ def test_another_warehouse(tmp_path: Path) -> None:
         (["run", "--every", "soon"], 2, "'soon' is not a duration"),
         (["run", "--once", "--topics", "a..b"], 1, "is not a topic pattern"),
         (["forget"], 2, "--where"),
-        (["forget", "--where", "true"], 2, "say --yes"),
+        (["forget", "--where", "true"], 2, "give --yes"),
         (
             ["replay", "--where", "true", "--to", "x", "--speed", "fast"],
             2,
@@ -316,7 +316,9 @@ def test_forgetting(own: Path) -> None:
     tables = Tables(own)
     assert (tables.count("executions"), tables.count("messages"), tables.count("errors")) == (0, 30, 1)
     assert not any(b"print(3)" in path.read_bytes() for path in own.rglob("*.parquet"))
-    assert himalia("pipeline", "forget", "--where", where, "--yes").stdout == "erased nothing: no row fits\n"
+    assert (
+        himalia("pipeline", "forget", "--where", where, "--yes").stdout == "erased nothing: no row matches\n"
+    )
 
 
 def test_the_help_names_the_tables_that_a_kernels_condition_leaves_alone() -> None:

@@ -14,7 +14,7 @@ import msgspec
 import psutil
 import pytest
 
-from himalia.cli.terminal.pipeline_progress import display, sentence
+from himalia.cli.terminal.pipeline_progress import format_summary, open_display
 from himalia.client import SyncClient
 from himalia.spark.pipeline.progress import Progress, Summary
 from tests.cli.command import DEADLINE_S, RunningCommand, assert_sentence, himalia
@@ -90,7 +90,7 @@ def test_a_run_that_stays(server: RunningServer) -> None:
         terminal.type("\x03")
         assert terminal.end() == 130
         assert "Traceback" not in terminal.screen
-        assert re.search(r"took in 2 records in 2 batches", terminal.screen)
+        assert re.search(r"read 2 records in 2 batches", terminal.screen)
     rows = json.loads(
         himalia("pipeline", "show", "topic_activity", "--where", "topic = 'orders'", "--json").stdout
     )
@@ -133,7 +133,7 @@ def test_lines_behind_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
         state_rows=2,
         lost=0,
     )
-    with display(json=False) as shown:
+    with open_display(json=False) as shown:
         shown.show(progress)
         shown.show(msgspec.structs.replace(progress, stage="done"))
         logging.getLogger("himalia.spark").warning("offsets %d to %d of orders are gone", 3, 5)
@@ -156,19 +156,22 @@ def test_a_run_in_one_line() -> None:
         lost=0,
         lag=0,
     )
-    assert sentence(summary) == "took in 1,500 records in 2 batches and 3 s (500/s): messages 1,500"
+    assert format_summary(summary) == "read 1,500 records in 2 batches and 3 s (500/s): messages 1,500"
     nothing = msgspec.structs.replace(summary, batches=0, rows=0, lost=7)
-    assert sentence(nothing) == "nothing new was taken in; 7 records were gone before they could be read"
+    assert (
+        format_summary(nothing)
+        == "there was nothing new to read; 7 records were deleted before they could be read"
+    )
 
 
 STOPPED = """
 import sys, threading
-from himalia.cli.process.signals import Stopping
+from himalia.cli.process.signals import GracefulStop
 
 asked = threading.Semaphore(0)
-with Stopping() as stopping, stopping.by(asked.release):
+with GracefulStop() as stop, stop.call_on_signal(asked.release):
     if sys.argv[1] == "at work":
-        with stopping.at_work():
+        with stop.defer_exit():
             print("ready", flush=True)
             for _ in sys.argv[2:]:
                 asked.acquire(timeout=20)
@@ -181,8 +184,8 @@ with Stopping() as stopping, stopping.by(asked.release):
             print("asked", asked.acquire(blocking=False), flush=True)
             if sys.argv[1] == "starting":
                 raise
-print("ended in order", stopping.is_asked, flush=True)
-stopping.finish()
+print("ended in order", stop.is_requested, flush=True)
+stop.finish()
 """
 
 

@@ -22,6 +22,7 @@ from tests.server.raw_clients import until
 pytestmark = pytest.mark.slow
 
 KEY = "a-key-of-somebody-0123456789"
+SPARK_WITHIN_S = 120.0
 NO_JAVA = {"JAVA_HOME": "/no/such/java"}
 PR_CAPBSET_DROP, CAP_DAC_OVERRIDE = 24, 1
 """Of Linux: linux/prctl.h, linux/capability.h."""
@@ -92,7 +93,7 @@ def test_ctrl_c_while_the_server_starts(tmp_path: Path) -> None:
 
 def test_ctrl_c_while_spark_starts(tmp_path: Path) -> None:
     """There is no moment at which Ctrl-C leaves a Java behind."""
-    with UpProcess(tmp_path) as up:
+    with UpProcess(tmp_path, deadline_s=SPARK_WITHIN_S) as up:
         until(lambda: up.part("org.apache.spark") is not None)
         family = up.family()
         up.signal(signal.SIGINT)
@@ -153,10 +154,10 @@ def test_without_a_java_the_page_is_there(tmp_path: Path) -> None:
     with UpProcess(tmp_path, env=NO_JAVA) as up:
         told = up.error_line()
         assert told.startswith(
-            "warning: the pipeline does not run: JAVA_HOME is /no/such/java, but there is no"
+            "warning: the pipeline has stopped: JAVA_HOME is /no/such/java, but there is no"
         )
         assert "correct it or unset it" in told
-        assert "pipeline run --every 5s" in told and "starts it again" in told
+        assert "pipeline run --every 5s" in told and "starts the pipeline again" in told
         with up.http() as http:
             assert http.get("/").status_code == 200
         up.signal(signal.SIGTERM)
@@ -171,7 +172,7 @@ def test_a_pipeline_that_dies_is_told(tmp_path: Path) -> None:
         pipeline = up.part("pipeline run")
         assert pipeline is not None
         pipeline.kill()
-        assert "the pipeline does not run: it did not say why (exit code -9)" in up.error_line()
+        assert "the pipeline has stopped: no reason given (exit code -9)" in up.error_line()
         with up.http() as http:
             assert http.get("/health").json()["status"] == "ok"
 
@@ -184,7 +185,7 @@ def test_a_server_that_dies_ends_it(tmp_path: Path) -> None:
         family = up.family()
         server.kill()
         assert up.end() == 1
-        assert "the server has ended by itself" in up.errors()
+        assert "the server ended unexpectedly" in up.errors()
         assert_all_gone(family)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from himalia.cli.terminal.kernel_output import ConsoleRenderer, Images, KernelRecord, Renderer, event_sentence
+from himalia.cli.terminal.kernel_output import ConsoleRenderer, Images, KernelRecord, Renderer, describe_event
 from himalia.cli.terminal.screen import Escapes, Screen, Stream
 
 
@@ -168,7 +168,7 @@ def test_what_is_missing_is_said() -> None:
 )
 def test_events_are_sentences(event: str) -> None:
     """Each of them has words, also with nothing known beside its name."""
-    assert event_sentence({"event": event})
+    assert describe_event({"event": event})
 
 
 def test_the_status_line_gives_way() -> None:

@@ -5,7 +5,7 @@ import time
 import pytest
 import typer
 
-from himalia.cli.terminal.units import parse_duration, parse_since, parse_size, show_duration, show_size
+from himalia.cli.terminal.units import format_duration, format_size, parse_duration, parse_since, parse_size
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_since() -> None:
 
 def test_shown_as_people_read_them() -> None:
     """Three digits and a unit."""
-    assert [show_size(size) for size in (0, 999, 1500, 2_000_000, 3e9, 4e12)] == [
+    assert [format_size(size) for size in (0, 999, 1500, 2_000_000, 3e9, 4e12)] == [
         "0 B",
         "999 B",
         "1.5 kB",
@@ -52,4 +52,9 @@ def test_shown_as_people_read_them() -> None:
         "3.0 GB",
         "4.0 TB",
     ]
-    assert [show_duration(seconds) for seconds in (5, 90, 7200, 172800)] == ["5 s", "1.5 m", "2.0 h", "2.0 d"]
+    assert [format_duration(seconds) for seconds in (5, 90, 7200, 172800)] == [
+        "5 s",
+        "1.5 m",
+        "2.0 h",
+        "2.0 d",
+    ]

@@ -174,7 +174,7 @@ def test_whatever_a_kernel_says_is_shown_somehow(
     """Models that hold each other, values that are none: nothing raises, and nothing takes long."""
     widgets = Widgets()
     for message in messages:
-        widgets.take(*message)
+        widgets.apply(*message)
         for name in "abc":
             assert len(widgets.text(name)) < 20_000
     widgets.as_metadata()
@@ -186,8 +186,8 @@ def test_the_state_is_bounded() -> None:
     for number in range(1000):
         state = {"_model_name": "HTMLModel", "value": "x" * random.Random(number).randint(0, 300)}
         content = {"comm_id": f"c{number}", "target_name": "jupyter.widget", "data": {"state": state}}
-        widgets.take("comm_open", content)
-        widgets.take("comm_msg", {"comm_id": f"c{number}", "data": {"state": {"value": "y"}}})
+        widgets.apply("comm_open", content)
+        widgets.apply("comm_msg", {"comm_id": f"c{number}", "data": {"state": {"value": "y"}}})
     assert len(widgets) + widgets.dropped == 1000
     assert 0 < len(json.dumps(widgets.as_metadata())) < 20_000
 

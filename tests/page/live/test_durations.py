@@ -13,10 +13,10 @@ from tests.servers import RunningServer
 pytestmark = pytest.mark.slow
 
 FOLD = """async (stories) => {
-  const { Session } = await import("/page/live/kernel_session.js");
+  const { KernelSession } = await import("/page/live/kernel_session.js");
   return stories.map((records) => {
-    const session = new Session();
-    for (const record of records) session.take(record);
+    const session = new KernelSession();
+    for (const record of records) session.apply(record);
     return session.cell("r").ranMs;
   });
 }"""

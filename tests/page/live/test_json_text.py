@@ -76,7 +76,7 @@ def test_a_payload_is_shown_and_copied_as_it_is_stored(reader: Page, http: httpx
         row = reader.locator(f'.vrow:not([hidden])[aria-posinset="{number}"]')
         expect(row.locator(".what")).to_have_text(payload)
         row.click()
-        details = reader.get_by_label("The chosen record")
+        details = reader.get_by_label("Selected record")
         assert "".join(details.locator(".payload").inner_text().split()) == payload
         assert copied_by(reader, "Copy payload") == payload
         assert f'"payload":{payload}' in "".join(copied_by(reader, "Copy record").split())

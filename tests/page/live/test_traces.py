@@ -17,10 +17,10 @@ pytestmark = pytest.mark.slow
 AT_A_TIME = 40
 
 FOLD = """async (topics) => {
-  const { Session } = await import("/page/live/kernel_session.js");
+  const { KernelSession } = await import("/page/live/kernel_session.js");
   return topics.map((lines) => {
-    const session = new Session();
-    for (const line of lines) session.take({ ...JSON.parse(line), text: line });
+    const session = new KernelSession();
+    for (const line of lines) session.apply({ ...JSON.parse(line), text: line });
     const cells = session.entries.filter((entry) => entry.kind === "cell" && !entry.isLoose);
     return cells.map((cell) => ({
       id: cell.requestId, isCut: cell.request.isCut, code: cell.code,

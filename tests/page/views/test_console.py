@@ -231,7 +231,7 @@ def test_the_whole_life_of_a_kernel(page: Page, kernel: LiveKernel) -> None:
     page.get_by_role("button", name="Interrupt").click()
     expect(last_cell(page).locator("summary")).to_contain_text("KeyboardInterrupt")
     page.get_by_role("button", name="Restart").click()
-    page.get_by_role("button", name="Lose its state?").click()
+    page.get_by_role("button", name="Discard its state?").click()
     expect(page.get_by_text("Kernel restarted")).to_be_visible()
     page.get_by_role("button", name="Stop").click()
     page.get_by_role("button", name="Really stop?").click()

@@ -38,7 +38,7 @@ def attach(page: Page, file: str) -> None:
 
 
 def let_go(card: Locator) -> None:
-    card.get_by_role("button", name="Let go").click()
+    card.get_by_role("button", name="Detach").click()
     card.get_by_role("button", name="Stop listening?").click()
 
 

@@ -79,7 +79,7 @@ def test_executions_are_searched(
     if found:
         expect(page.locator(".executions tbody tr")).to_have_count(found)
     else:
-        expect(page.get_by_text("Nothing was found.")).to_be_visible()
+        expect(page.get_by_text("No execution matches.")).to_be_visible()
 
 
 def test_an_execution_that_the_log_has_lost(page: Page, tabled: RunningServer) -> None:
@@ -140,9 +140,9 @@ def test_without_plotly_the_figures_are_tables(page: Page, tabled: RunningServer
 def test_how_the_server_is(page: Page, tabled: RunningServer) -> None:
     """Rates, commits, disk, versions, subscribers."""
     goto(page, tabled, "#/system")
-    expect(page.get_by_text("All is well")).to_be_visible()
-    expect(page.locator(".tile", has_text="Commit takes").locator(".tile-value")).to_contain_text("ms")
-    expect(page.locator(".tile", has_text="Up for")).to_contain_text("protocol 1")
+    expect(page.get_by_text("Healthy")).to_be_visible()
+    expect(page.locator(".tile", has_text="Commit time").locator(".tile-value")).to_contain_text("ms")
+    expect(page.locator(".tile", has_text="Uptime")).to_contain_text("protocol 1")
 
 
 def test_the_last_minute_of_the_server_is_there_at_once(

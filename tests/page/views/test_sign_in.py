@@ -68,7 +68,7 @@ def kept_by_scripts(page: Page) -> str:
 def test_the_printed_address_signs_in(page: Page, locked: RunningServer) -> None:
     """Opened with its token the page is there, and the token is nowhere that a script could read it."""
     goto(page, locked, f"?token={locked.token}#/system")
-    expect(page.get_by_text("All is well")).to_be_visible()
+    expect(page.get_by_text("Healthy")).to_be_visible()
     assert page.url == f"{locked.url}/#/system"
     assert str(locked.token) not in kept_by_scripts(page)
 
@@ -89,7 +89,7 @@ def test_without_a_session_there_is_a_form(page: Page, locked: RunningServer) ->
     sign_in(page, "not a key")
     expect(page.get_by_role("alert")).to_have_text(re.compile("without spaces"))
     sign_in(page, locked.token)
-    expect(page.get_by_text("All is well")).to_be_visible()
+    expect(page.get_by_text("Healthy")).to_be_visible()
     assert str(locked.token) not in kept_by_scripts(page)
     assert not [one.url for one in seen if str(locked.token) in one.url]
     assert str(locked.token) not in str(page.context.cookies())
@@ -156,7 +156,7 @@ def test_a_session_that_has_ended_is_told_and_one_comes_back_to_the_same_place(
     sign_in(page, locked.token)
     expect(dialog).to_have_count(0)
     expect(row_with(page, re.compile("^120"))).to_be_visible()
-    expect(page.get_by_label("The chosen record")).to_contain_text("Offset 120")
+    expect(page.get_by_label("Selected record")).to_contain_text("Offset 120")
     assert page.evaluate(place) == before
     assert page.url == f"{locked.url}/#/topics/orders"
     publish(locked, "orders", "after")
@@ -168,7 +168,7 @@ def test_a_page_that_is_signed_out_does_not_go_on_asking(page: Page, locked: Run
     """Refused requests count as wrong keys of this address: none is made until somebody signs in."""
     page.clock.install()
     goto(page, locked, f"?token={locked.token}#/system")
-    expect(page.get_by_text("All is well")).to_be_visible()
+    expect(page.get_by_text("Healthy")).to_be_visible()
     revoke_all(locked)
     expect(page.get_by_role("dialog")).to_be_visible()
     seen: list[Request] = []
@@ -183,7 +183,7 @@ def test_a_page_that_is_signed_out_does_not_go_on_asking(page: Page, locked: Run
 def test_another_tab_that_signs_in_unlocks_this_one(page: Page, locked: RunningServer) -> None:
     """The cookie is the same."""
     goto(page, locked, f"?token={locked.token}#/system")
-    expect(page.get_by_text("All is well")).to_be_visible()
+    expect(page.get_by_text("Healthy")).to_be_visible()
     revoke_all(locked)
     expect(page.get_by_role("dialog")).to_be_visible()
     other = page.context.new_page()
@@ -191,4 +191,4 @@ def test_another_tab_that_signs_in_unlocks_this_one(page: Page, locked: RunningS
     expect(other.get_by_role("heading", name="Topics")).to_be_visible()
     page.evaluate("() => dispatchEvent(new Event('focus'))")
     expect(page.get_by_role("dialog")).to_have_count(0)
-    expect(page.get_by_text("All is well")).to_be_visible()
+    expect(page.get_by_text("Healthy")).to_be_visible()

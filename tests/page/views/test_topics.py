@@ -137,7 +137,7 @@ def test_a_filter_in_cel(page: Page, server: RunningServer, http: httpx.Client, 
 def test_a_filter_that_is_not_cel(page: Page, server: RunningServer, orders: str) -> None:
     """The server's own sentence says what is wrong with it."""
     goto(page, server, "#/topics/orders?filter=payload.total")
-    expect(page.locator(".complaint")).to_contain_text("the filter speaks of payload")
+    expect(page.locator(".complaint")).to_contain_text("the filter names payload")
 
 
 def test_publish_and_copy(new_page: Callable[..., Page], server: RunningServer, orders: str) -> None:
@@ -150,7 +150,7 @@ def test_publish_and_copy(new_page: Callable[..., Page], server: RunningServer, 
     page.get_by_role("button", name="Publish", exact=True).click()
     expect(page.get_by_text("Stored at offset 50")).to_be_visible()
     row_with(page, "<b>A</b>").click()
-    details = page.get_by_label("The chosen record")
+    details = page.get_by_label("Selected record")
     expect(details).to_contain_text("source")
     details.get_by_role("button", name="Copy payload").click()
     expect(page.get_by_text("Copied")).to_be_visible()
@@ -165,7 +165,7 @@ def test_a_gap_is_a_row(page: Page, server: RunningServer, http: httpx.Client) -
         publish(http, "short", *range(10))
     until(lambda: http.get("/stats").json()["topics"]["short"]["first"] == 40)
     goto(page, server, "#/topics/short?from=3")
-    expect(row_with(page, "Gap: offset 3 is not there; the log goes on at 40")).to_be_visible()
+    expect(row_with(page, "Gap: offset 3 is not in the log, which continues at 40")).to_be_visible()
     expect(page.locator('.vrow:not([hidden])[aria-setsize="11"]').first).to_be_visible()
     assert offsets_shown(page) == list(range(40, 50))
 
@@ -207,5 +207,5 @@ def test_create_and_delete(page: Page, server: RunningServer) -> None:
     page.get_by_role("button", name="Create").click()
     expect(page.get_by_role("heading", name="fresh")).to_be_visible()
     page.get_by_role("button", name="Delete").click()
-    page.get_by_role("button", name="Delete all of it?").click()
+    page.get_by_role("button", name="Delete all records?").click()
     expect(page.get_by_text("There are no topics yet.")).to_be_visible()

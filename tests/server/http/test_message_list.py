@@ -12,7 +12,7 @@ import pytest
 from himalia.errors import BadRequest, MessageTooLarge
 from himalia.protocol.models import IncomingMessage
 from himalia.server.http.message_list import MessageList
-from himalia.server.rest.publish import decode_messages
+from himalia.server.rest.publish_body import decode_messages
 
 
 def decoded(text: bytes, cuts: list[int], element_bytes_max: int = 1 << 20) -> list[IncomingMessage]:

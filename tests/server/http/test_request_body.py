@@ -313,7 +313,7 @@ def test_unfinished_bodies_stay_within_the_budget_of_memory(tmp_path: Path) -> N
             assert http.post("/topics/orders/messages", json={"payload": 0}).status_code == 200
 
 
-# TimeSlices
+# Time slices
 
 
 def test_a_large_list_takes_turns_with_everything_else(serve: Serve) -> None:

@@ -151,7 +151,8 @@ def _call_kernels(calls: Calls) -> None:
     calls("DELETE", execution, kernel_id=id, request_id=request_id)
     calls("POST", kernel + "/interrupt", kernel_id=id)
     with calls.http.stream("GET", f"/topics/kernels.{id}/events") as stream:
-        next(stream.iter_lines())
+        lines = stream.iter_lines()  # kept: the stream would be closed with it
+        next(lines)
         assert calls("GET", "/stats")["subscribers"]
     calls("POST", kernel + "/restart", kernel_id=id)
     calls("DELETE", kernel, kernel_id=id)

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from himalia.server.rest.read import prefetch
+from himalia.server.rest.record_stream import prefetch
 
 
 class Source:

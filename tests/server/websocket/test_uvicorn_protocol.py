@@ -131,7 +131,7 @@ async def test_uvicorn_writes_whole_frames() -> None:
     await task
 
 
-# TimeSlices
+# Time slices
 
 
 class Steps:

@@ -64,7 +64,7 @@ TEXTS = (
 
 
 class RandomTimeSlices:
-    """TimeSlices that are over at random; what waits is run by ``drain``."""
+    """Time slices that end at random; what waits is run by ``drain``."""
 
     def __init__(self, dice: random.Random) -> None:
         self._dice = dice

@@ -1,4 +1,4 @@
-"""``himalia attach``: keep the output of kernels that something else started."""
+"""``himalia attach``: store the output of kernels that another program started."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from himalia.cli.options import Json, Token, Url, connect, make_app, run
+from himalia.cli.options import Json, Token, Url, connect, make_app, run_async
 from himalia.cli.terminal.output import print_json, print_warning, write_line
 from himalia.protocol.models import Attached, Kernel
 
@@ -20,17 +20,17 @@ def attach(
         str | None,
         typer.Argument(metavar="FILE", help="A connection file, or its name in Jupyter's runtime directory."),
     ] = None,
-    every: Annotated[
+    attach_all: Annotated[
         bool, typer.Option("--all", help="Every kernel of Jupyter's runtime directory that answers.")
     ] = False,
     url: Url = None,
     token: Token = None,
     json: Json = False,
 ) -> None:
-    """Keep the output of a kernel that something else started, and print its id.
+    """Store the output of a kernel that another program started, and print its id.
 
-    From now on all that it says is in its topic, whoever makes it say so; its other clients notice nothing.
-    The server must be able to read the connection file.
+    From now on all output of the kernel is in its topic, whichever client caused it. Its other clients are not
+    affected. The server must be able to read the connection file.
 
     Examples:
 
@@ -38,8 +38,8 @@ def attach(
 
         himalia attach --all
     """
-    if every == (file is not None):
-        raise typer.BadParameter("give a connection FILE or --all, one of them")
+    if attach_all == (file is not None):
+        raise typer.BadParameter("give either a connection FILE or --all")
     if file is not None:
         _attach_one(_as_server_sees(file), (url, token), json=json)
     else:
@@ -47,7 +47,7 @@ def attach(
 
 
 def _as_server_sees(file: str) -> str:
-    """The server works in another directory; what is not a file here may be one in Jupyter's."""
+    """Return the path as the server needs it: absolute, or unchanged for a name in Jupyter's runtime directory."""
     path = Path(file).expanduser()
     return str(path.absolute()) if path.is_file() else file
 
@@ -57,7 +57,7 @@ def _attach_one(file: str, where: tuple[str | None, str | None], *, json: bool) 
         async with connect(*where) as client:
             return await client.attach_kernel(file)
 
-    attached = run(call())
+    attached = run_async(call())
     if json:
         print_json(attached)
     else:
@@ -69,7 +69,7 @@ def _attach_all(where: tuple[str | None, str | None], *, json: bool) -> None:
         async with connect(*where) as client:
             return await client.attach_all_kernels()
 
-    found = run(call())
+    found = run_async(call())
     if json:
         print_json(found)
         return

@@ -1,4 +1,4 @@
-"""``himalia audit``: who did what on the server."""
+"""``himalia audit``: the audit trail of the server."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from himalia.cli.options import Json, Token, Url, connect, make_app, run
-from himalia.cli.process.signals import until_the_reader_leaves
-from himalia.cli.terminal.output import abandon_stdout, print_json, print_notice, printable, write_line
+from himalia.cli.options import Json, Token, Url, connect, make_app, run_async
+from himalia.cli.process.signals import run_until_pipe_closes
+from himalia.cli.terminal.output import abandon_stdout, escape_controls, print_json, print_notice, write_line
 from himalia.cli.terminal.units import parse_since
 from himalia.client.events import Event
 from himalia.topics import AUDIT_TOPIC
@@ -21,20 +21,20 @@ LAST = 20
 @app.command("audit")
 def audit(
     last: Annotated[
-        int | None, typer.Option("--last", help="The newest so many; 20 by default.", min=0)
+        int | None, typer.Option("--last", help="The newest N entries; 20 by default.", min=0)
     ] = None,
     since: Annotated[
         str | None,
-        typer.Option("--since", help="From a time (ISO 8601, seconds since 1970) or an age on: 10m, 2d."),
+        typer.Option("--since", help="Begin at a time (ISO 8601, seconds since 1970) or an age: 10m, 2d."),
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Then print what happens, until Ctrl-C.")
+        bool, typer.Option("--follow", "-f", help="Then print new entries until Ctrl-C.")
     ] = False,
     url: Url = None,
     token: Token = None,
     json: Json = False,
 ) -> None:
-    """Print who did what: sign-ins, refused keys, topics, kernels, code that was run, tables that were queried.
+    """Print the audit trail: sign-ins, refused keys, topics, kernels, executed code, queried tables.
 
     Needs a key with 'manage' on 'audit.events', or the server's own token.
 
@@ -52,7 +52,7 @@ def audit(
     if start == {"last": None}:
         start = {"last": LAST}
     try:
-        run(until_the_reader_leaves(_print(url, token, start, follow=follow, json=json)))
+        run_async(run_until_pipe_closes(_print(url, token, start, follow=follow, json=json)))
     except BrokenPipeError:
         abandon_stdout()
     except KeyboardInterrupt:
@@ -82,10 +82,10 @@ def _print_json(record: Event) -> None:
 
 
 def _print_line(record: Event) -> None:
-    """Time, what, who, and the rest as ``name=value``."""
+    """Print time, event and caller, and the other fields as ``name=value``."""
     payload = dict(record.payload)
     event, caller = payload.pop("event", "?"), payload.pop("caller", "")
     payload.pop("at", None)
     time = record.time.astimezone().isoformat(sep=" ", timespec="milliseconds")[:23]
     rest = " ".join(f"{name}={value}" for name, value in payload.items())
-    write_line(printable(f"{time} {event:<20} {caller or '-':<20} {rest}".rstrip()))
+    write_line(escape_controls(f"{time} {event:<20} {caller or '-':<20} {rest}".rstrip()))

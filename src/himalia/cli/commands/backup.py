@@ -1,4 +1,4 @@
-"""``himalia backup``: copy the log to a file, while the server runs or not."""
+"""``himalia backup``: copy the log to a file; the server may be running."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 
 from himalia.cli.options import Json, make_app
 from himalia.cli.terminal.output import print_json, write_line
-from himalia.cli.terminal.units import show_size
+from himalia.cli.terminal.units import format_size
 
 if TYPE_CHECKING:
     from himalia.log.sqlite.backup import BackupReport
@@ -27,7 +27,7 @@ LogUrl = Annotated[
 
 
 def log_path(url: str | None) -> Path:
-    """The file of a log. Raises ``ConfigurationError`` if this is not a log in a file."""
+    """Return the file of a log. Raise ``ConfigurationError`` if the log is not in a file."""
     from himalia.errors import ConfigurationError
     from himalia.log import sqlite_path
     from himalia.settings import default_log_url
@@ -46,7 +46,7 @@ def backup_command(
     log: LogUrl = None,
     json: Json = False,
 ) -> None:
-    """Copy the log to a file. The server may run and publish meanwhile; the copy is of one moment.
+    """Copy the log to a file. The server may be running: the copy is a consistent snapshot.
 
     Examples:
 
@@ -62,7 +62,7 @@ def backup_command(
 
 
 def print_report(status: str, report: BackupReport, *, json: bool) -> None:
-    """What a backup or a restored log holds."""
+    """Print the contents of a backup or a restored log: topics, records, bytes."""
     if json:
         print_json(
             {
@@ -76,12 +76,12 @@ def print_report(status: str, report: BackupReport, *, json: bool) -> None:
     else:
         topics = "1 topic" if report.topics == 1 else f"{report.topics} topics"
         records = "1 record" if report.records == 1 else f"{report.records} records"
-        write_line(f"{status} {report.path}: {topics}, {records}, {show_size(report.bytes)}")
+        write_line(f"{status} {report.path}: {topics}, {records}, {format_size(report.bytes)}")
 
 
 @contextmanager
 def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr, if somebody is there to see it; yields what to call with the part done and the whole."""
+    """Show a progress bar if stderr is a terminal; yield a function to call with the part done and the total."""
     from rich.console import Console
     from rich.progress import Progress
 

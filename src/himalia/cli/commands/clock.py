@@ -1,8 +1,8 @@
-"""``himalia clock``: the server's clock, after it jumped."""
+"""``himalia clock``: confirm the server's clock after it jumped."""
 
 from __future__ import annotations
 
-from himalia.cli.options import Json, Token, Url, connect, make_app, run
+from himalia.cli.options import Json, Token, Url, connect, make_app, run_async
 from himalia.cli.terminal.output import print_json, write_line
 from himalia.protocol.models import ClockConfirmed
 
@@ -21,10 +21,10 @@ def clock() -> None:
 
 @app.command("confirm")
 def confirm(url: Url = None, token: Token = None, json: Json = False) -> None:
-    """Say that the clock of the server's machine is right, after a warning that it jumped.
+    """Confirm that the clock of the server's machine is right, after a warning that it jumped.
 
-    Look at that clock first. From then on records are dated by it, and those that are too old are removed again,
-    by the time that really passed. Needs 'manage' on '>'.
+    Check that clock first. From then on records are dated by it, and retention by age resumes, by the time that really
+    passed. Needs 'manage' on '>'.
 
     Examples:
 
@@ -37,10 +37,10 @@ def confirm(url: Url = None, token: Token = None, json: Json = False) -> None:
         async with connect(url, token) as client:
             return await client.confirm_clock()
 
-    done = run(call())
+    done = run_async(call())
     if json:
         print_json(done)
     elif done.warning is None:
-        write_line("there is nothing to confirm: the server has no doubt about its clock")
+        write_line("there is nothing to confirm: the server trusts its clock")
     else:
-        write_line(f"confirmed; the doubt was: {done.warning}")
+        write_line(f"confirmed; the warning was: {done.warning}")

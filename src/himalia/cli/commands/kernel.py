@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from himalia.cli.options import Json, KernelId, Token, Url, connect, find_kernel, make_app, run
+from himalia.cli.options import Json, KernelId, Token, Url, connect, find_kernel, make_app, run_async
 from himalia.cli.terminal.output import print_json, print_table, write_line
-from himalia.cli.terminal.units import show_duration
+from himalia.cli.terminal.units import format_duration
 from himalia.client.client import Client
 from himalia.protocol.models import Kernel
 
@@ -31,10 +31,10 @@ def kernel() -> None:
 @app.command("start")
 def start_kernel(
     name: Annotated[
-        str | None, typer.Argument(help="The kind of kernel, such as python3; by default the server's.")
+        str | None, typer.Argument(help="The kernel spec, such as python3; by default the server's.")
     ] = None,
     cwd: Annotated[
-        Path | None, typer.Option("--cwd", help="Where it works; by default the directory you are in.")
+        Path | None, typer.Option("--cwd", help="Its working directory; by default the current one.")
     ] = None,
     url: Url = None,
     token: Token = None,
@@ -42,7 +42,7 @@ def start_kernel(
 ) -> None:
     """Start a kernel and print its id.
 
-    Comes back when the kernel answers. It runs until it is stopped, or the server is.
+    Returns when the kernel answers. The kernel runs until it is stopped, or the server is.
 
     Examples:
 
@@ -54,10 +54,10 @@ def start_kernel(
 
     async def start() -> Kernel:
         async with connect(url, token) as client:
-            # The directory we are in may not exist where the server is; one that was asked for has to.
+            # The current directory may not exist on the server's machine; one given with --cwd has to.
             return await client.start_kernel(name, cwd=folder, path=None if folder else Path.cwd())
 
-    started = run(start())
+    started = run_async(start())
     if json:
         print_json(started)
     else:
@@ -66,7 +66,7 @@ def start_kernel(
 
 @app.command("list")
 def list_kernels(url: Url = None, token: Token = None, json: Json = False) -> None:
-    """List the kernels that run.
+    """List the running kernels.
 
     Examples:
 
@@ -79,7 +79,7 @@ def list_kernels(url: Url = None, token: Token = None, json: Json = False) -> No
         async with connect(url, token) as client:
             return await client.kernels()
 
-    found = sorted(run(fetch()), key=lambda kernel: kernel.started)
+    found = sorted(run_async(fetch()), key=lambda kernel: kernel.started)
     if json:
         print_json(found)
         return
@@ -108,45 +108,45 @@ def _age(ts: str) -> str:
     except ValueError:
         return ts
     now = datetime.now(UTC) if then.tzinfo else datetime.now()
-    return f"{show_duration(max((now - then).total_seconds(), 0))} ago"
+    return f"{format_duration(max((now - then).total_seconds(), 0))} ago"
 
 
 @app.command("stop")
 def stop_kernel(kernel: KernelId, url: Url = None, token: Token = None, json: Json = False) -> None:
-    """Stop a kernel. One that was attached goes on; the server only stops listening.
+    """Stop a kernel. An attached kernel keeps running; the server only stops listening to it.
 
-    What it said stays in its topic: 'himalia watch' still shows it.
+    Its output stays in its topic: 'himalia watch' still shows it.
 
     Example:
 
         himalia kernel stop 2f1c
     """
-    _do("stopped", Client.stop_kernel, kernel, (url, token), json=json)
+    _run_action("stopped", Client.stop_kernel, kernel, (url, token), json=json)
 
 
 @app.command("interrupt")
 def interrupt_kernel(kernel: KernelId, url: Url = None, token: Token = None, json: Json = False) -> None:
-    """Interrupt what a kernel runs, as Ctrl-C would.
+    """Interrupt the code that a kernel runs, as Ctrl-C would.
 
     Example:
 
         himalia kernel interrupt 2f1c
     """
-    _do("interrupted", Client.interrupt_kernel, kernel, (url, token), json=json)
+    _run_action("interrupted", Client.interrupt_kernel, kernel, (url, token), json=json)
 
 
 @app.command("restart")
 def restart_kernel(kernel: KernelId, url: Url = None, token: Token = None, json: Json = False) -> None:
-    """Start a kernel's process anew, under the same id. What runs or waits is aborted.
+    """Restart a kernel under the same id. Running and queued requests are aborted.
 
     Example:
 
         himalia kernel restart 2f1c
     """
-    _do("restarted", Client.restart_kernel, kernel, (url, token), json=json)
+    _run_action("restarted", Client.restart_kernel, kernel, (url, token), json=json)
 
 
-def _do(
+def _run_action(
     status: str,
     act: Callable[[Client, str], Awaitable[Any]],
     text: str,
@@ -160,7 +160,7 @@ def _do(
             await act(client, kernel_id)
             return kernel_id
 
-    kernel_id = run(find_and_act())
+    kernel_id = run_async(find_and_act())
     if json:
         print_json({"status": status, "id": kernel_id})
     else:

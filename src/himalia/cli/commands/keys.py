@@ -1,4 +1,4 @@
-"""``himalia keys``: the keys file of a server, changed from the command line. The server need not be restarted."""
+"""``himalia keys``: change the keys file of a server. The server reads it again by itself."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Patterns = list[str] | None
 
 @app.callback()
 def keys() -> None:
-    """Add, list, remove and replace the keys of a server. It notices within seconds, without a restart.
+    """Add, list, remove and replace the keys of a server. It applies changes within seconds, without a restart.
 
     Example:
 
@@ -57,7 +57,7 @@ def add_key(
     ] = None,
     expires: Annotated[
         str | None,
-        typer.Option(help="How long it is valid: 90d, 12h; for ever if not given.", metavar="TIME"),
+        typer.Option(help="How long it is valid: 90d, 12h; without a limit by default.", metavar="TIME"),
     ] = None,
     limit: Annotated[
         Patterns,
@@ -66,7 +66,7 @@ def add_key(
     keys_file: File = None,
     json: Json = False,
 ) -> None:
-    """Add a key and print it. It is printed this once: the file has only its hash. Makes the file if there is none.
+    """Add a key and print it. The key is printed only once: the file has its hash. Creates the file if it is missing.
 
     Examples:
 
@@ -95,7 +95,7 @@ def add_key(
 
 @app.command("list")
 def list_keys(keys_file: File = None, json: Json = False) -> None:
-    """List the keys of the file, with their rights. The keys themselves cannot be shown.
+    """List the keys of the file with their rights. The keys themselves cannot be printed.
 
     Examples:
 
@@ -103,7 +103,7 @@ def list_keys(keys_file: File = None, json: Json = False) -> None:
 
         himalia keys list --keys-file keys.toml --json
     """
-    found = [_shown(key) for key in _file(keys_file).read()]
+    found = [_summarize(key) for key in _file(keys_file).read()]
     if json:
         print_json(found)
         return
@@ -117,7 +117,7 @@ def list_keys(keys_file: File = None, json: Json = False) -> None:
 
 @app.command("remove")
 def remove_key(name: Name, keys_file: File = None, json: Json = False) -> None:
-    """Remove a key. What it has open ends within seconds.
+    """Remove a key. Its sessions and connections end within seconds.
 
     Example:
 
@@ -135,16 +135,18 @@ def rotate_key(
     name: Name,
     keep: Annotated[
         str | None,
-        typer.Option(help="How long the old key works beside the new one: 1h, 2d.", metavar="TIME"),
+        typer.Option(
+            help="How long the old key stays valid together with the new one: 1h, 2d.", metavar="TIME"
+        ),
     ] = None,
     expires: Annotated[
         str | None,
-        typer.Option(help="How long the new one is valid; as before if not given.", metavar="TIME"),
+        typer.Option(help="How long the new key is valid; unchanged by default.", metavar="TIME"),
     ] = None,
     keys_file: File = None,
     json: Json = False,
 ) -> None:
-    """Give a key a new secret, and print it this once. Its name and rights stay; the old one ends, or after --keep.
+    """Replace a key by a new one with the same name and rights, and print it once. The old one ends, or after --keep.
 
     Examples:
 
@@ -158,7 +160,7 @@ def rotate_key(
 
 @app.command("hash")
 def hash_keys(keys_file: File = None, json: Json = False) -> None:
-    """Replace keys that are in the file in the clear by their hashes. They stay the same keys.
+    """Replace plain-text keys in the file by their hashes. The keys stay valid.
 
     Example:
 
@@ -170,7 +172,7 @@ def hash_keys(keys_file: File = None, json: Json = False) -> None:
     elif names:
         write_line(f"hashed {', '.join(names)}")
     else:
-        print_warning("there is no key in the clear")
+        print_warning("there is no key in plain text")
 
 
 def _from_now(duration: str | None) -> int | None:
@@ -214,7 +216,7 @@ def _limits(given: list[str]) -> CallerLimits:
         raise typer.BadParameter(error.message) from None
 
 
-def _shown(key: KeySpec) -> dict[str, Any]:
+def _summarize(key: KeySpec) -> dict[str, Any]:
     if key.is_old:
         kept_as = "hash of the old key"
     else:

@@ -1,4 +1,4 @@
-"""``himalia publish``: one message, or a pipe of them."""
+"""``himalia publish``: one message, or many from a pipe."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from himalia.cli.options import Json, Token, Url, connect, make_app, run
-from himalia.cli.stdin_messages import Lines
+from himalia.cli.options import Json, Token, Url, connect, make_app, run_async
+from himalia.cli.stdin_messages import StdinMessages
 from himalia.cli.terminal.output import PublishedRange, print_json, write_line
 from himalia.client.events import Published
 from himalia.errors import BadRequest, HimaliaError
@@ -28,24 +28,27 @@ def publish(
         typer.Argument(help="JSON; a plain word is sent as a string. '-' reads one JSON a line from a pipe."),
     ] = None,
     header: Annotated[list[str] | None, typer.Option("--header", help="NAME=VALUE; repeatable.")] = None,
-    id: Annotated[str | None, typer.Option("--id", help="A UUID: the same one again is stored once.")] = None,
+    id: Annotated[
+        str | None, typer.Option("--id", help="A UUID: a message with the same id is stored once.")
+    ] = None,
     envelope: Annotated[
         bool,
         typer.Option(
-            "--envelope", help='Lines are {"payload", "id"?, "headers"?}, as tail --json prints them.'
+            "--envelope", help='StdinMessages are {"payload", "id"?, "headers"?}, as tail --json prints them.'
         ),
     ] = False,
     text: Annotated[
-        bool, typer.Option("--text", help="The message, or each line, is text, whatever it looks like.")
+        bool,
+        typer.Option("--text", help="Send the message, or each line, as text, even if it looks like JSON."),
     ] = False,
     create: Annotated[bool, typer.Option("--create", help="Create the topic if it is missing.")] = False,
     url: Url = None,
     token: Token = None,
     json: Json = False,
 ) -> None:
-    """Publish a message and print where it was stored: topic and offset.
+    """Publish a message and print its topic and offset.
 
-    Comes back when the message is safe. A lost connection is retried; nothing is stored twice.
+    Returns when the message is stored on disk. A lost connection is retried, and no message is stored twice.
 
     Examples:
 
@@ -64,15 +67,15 @@ def publish(
         message = "-"
     if message != "-":
         if envelope:
-            raise typer.BadParameter("--envelope goes with '-'")
+            raise typer.BadParameter("--envelope needs '-': it describes lines from a pipe")
         payload = message if text else _as_payload(message)
         _publish_one(topic, payload, headers, _check_id(id), (url, token), create=create, json=json)
         return
     if id is not None:
         raise typer.BadParameter("--id is for one message; with '-' use --envelope and an id in each line")
     if text and envelope:
-        raise typer.BadParameter("--envelope is JSON, so it does not go with --text")
-    lines = Lines(sys.stdin.fileno(), envelope=envelope, headers=headers, text=text)
+        raise typer.BadParameter("--envelope and --text exclude each other: an envelope is JSON")
+    lines = StdinMessages(sys.stdin.fileno(), envelope=envelope, headers=headers, text=text)
     _publish_lines(topic, lines, (url, token), create=create, json=json)
 
 
@@ -96,10 +99,10 @@ def _as_payload(text: str) -> Any:
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         if text.lstrip()[:1] in ("{", "["):
             raise BadRequest(
-                f"this message begins like JSON and is none ({error}); correct it, or send it as text with --text"
+                f"this message begins like JSON but is not valid ({error}); correct it, or send it as text with --text"
             ) from None
         return text
-    # As it was written: decoding and encoding again would change large numbers.
+    # The bytes as given: decoding and encoding them would change large numbers.
     return msgspec.Raw(text.encode())
 
 
@@ -119,7 +122,7 @@ def _publish_one(
                 await client.create_topic(topic, exist_ok=True)
             return await client.publish(topic, payload, id=id, headers=headers)
 
-    published = run(send())
+    published = run_async(send())
     if json:
         print_json(published)
     else:
@@ -127,7 +130,7 @@ def _publish_one(
 
 
 def _publish_lines(
-    topic: str, lines: Lines, where: tuple[str | None, str | None], *, create: bool, json: bool
+    topic: str, lines: StdinMessages, where: tuple[str | None, str | None], *, create: bool, json: bool
 ) -> None:
     first: Published | None = None
     last: Published | None = None
@@ -138,7 +141,7 @@ def _publish_lines(
         def stored(published: Published) -> None:
             nonlocal first, last
             first, last = first or published, published
-            lines.done()
+            lines.acknowledge()
             advance()
 
         async with connect(*where) as client:
@@ -148,17 +151,17 @@ def _publish_lines(
 
     with _progress() as advance:
         try:
-            run(send())
+            run_async(send())
         except HimaliaError as error:
-            _name_the_line(error, lines)
+            _add_line_number(error, lines)
             raise
     _summarize(topic, first, last, lines.count, json=json)
 
 
-def _name_the_line(error: HimaliaError, lines: Lines) -> None:
-    """Which of the lines was not taken, and what became of those before it."""
+def _add_line_number(error: HimaliaError, lines: StdinMessages) -> None:
+    """Add to an error which line was refused, and how many before it are stored."""
     if "index" in error.data:
-        error.message = f"line {lines.current}: {error.message} (stored before it: {lines.count})"
+        error.message = f"line {lines.current_line}: {error.message} (stored before it: {lines.count})"
 
 
 def _summarize(
@@ -175,7 +178,7 @@ def _summarize(
 
 @contextmanager
 def _progress() -> Iterator[Callable[[], None]]:
-    """A bar on stderr, if somebody is there to see it; yields what to call for each message."""
+    """Show a progress bar if stderr is a terminal; yield a function to call for each message."""
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 

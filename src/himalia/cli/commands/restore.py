@@ -1,4 +1,4 @@
-"""``himalia restore``: make the log what a backup says."""
+"""``himalia restore``: replace the log by a backup."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ app = make_app()
 def restore_command(
     backup: Annotated[Path, typer.Argument(help="A file that 'himalia backup' wrote.")],
     log: LogUrl = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a log that is there already.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing log.")] = False,
     json: Json = False,
 ) -> None:
-    """Put a backup in the place of the log. The server must not be running.
+    """Replace the log by a backup. The server must not be running.
 
-    Topics get new epochs, so a subscriber that was further than the backup is told of a gap, and never gets wrong
-    records for old offsets.
+    Topics get new epochs: a subscriber whose position is beyond the backup gets a gap, and never other records at
+    offsets that it knows.
 
     Examples:
 

@@ -1,4 +1,4 @@
-"""``himalia run``: run code, a file or a notebook, and see its output as it comes."""
+"""``himalia run``: run code, a file or a notebook, and print its output."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
-from himalia.cli.notebook.jobs import FAILED, INTERRUPTED, CodeJob, Job, NotebookJob, Options
-from himalia.cli.options import Json, Token, Url, make_app, run
-from himalia.cli.process.signals import until_the_reader_leaves
+from himalia.cli.notebook.jobs import FAILED, INTERRUPTED, CodeJob, Job, NotebookJob, RunOptions
+from himalia.cli.options import Json, Token, Url, make_app, run_async
+from himalia.cli.process.signals import run_until_pipe_closes
 from himalia.cli.terminal.output import abandon_stdout
 from himalia.errors import HimaliaError
 
@@ -26,7 +26,7 @@ def run_code(
     ] = None,
     kernel: Annotated[
         str | None,
-        typer.Option("--kernel", help="Run it on this kernel (an id or its beginning), and leave that."),
+        typer.Option("--kernel", help="Run on this kernel (an id, or its beginning) and do not stop it."),
     ] = None,
     name: Annotated[
         str | None, typer.Option("--name", help="The kind of kernel to start, such as python3.")
@@ -41,7 +41,7 @@ def run_code(
     ] = None,
     images: Annotated[Path | None, typer.Option("--images", help="Save images in this directory.")] = None,
     allow_errors: Annotated[
-        bool, typer.Option("--allow-errors", help="Go on with a notebook after a cell that fails.")
+        bool, typer.Option("--allow-errors", help="Continue a notebook after a cell that fails.")
     ] = False,
     keep: Annotated[
         bool, typer.Option("--keep", help="Do not stop the kernel at the end; print its id on stderr.")
@@ -50,11 +50,11 @@ def run_code(
     token: Token = None,
     json: Json = False,
 ) -> None:
-    """Run code, a file or a notebook on a kernel, and print what it prints.
+    """Run code, a file or a notebook on a kernel, and print its output.
 
-    Starts a kernel and stops it at the end, unless --kernel or --keep is given. Exit code 1 if the code fails, 130
-    after Ctrl-C, which interrupts the code; a second one leaves. A notebook is written with its new outputs, also
-    when a cell fails.
+    Starts a kernel and stops it at the end, unless --kernel or --keep is given. Ctrl-C interrupts the code; a second
+    Ctrl-C leaves. A notebook is written with its new outputs, also if a cell fails. The exit code is 1 if the code
+    fails, and 130 after Ctrl-C.
 
     Examples:
 
@@ -66,7 +66,7 @@ def run_code(
     """
     if kernel is not None and name is not None:
         raise typer.BadParameter("give --kernel or --name, not both")
-    options = Options(
+    options = RunOptions(
         kernel=kernel,
         name=name,
         timeout_s=timeout,
@@ -75,11 +75,11 @@ def run_code(
         json=json,
         url=url,
         token=token,
-        may_ask=code not in (None, "-") and sys.stdin.isatty() and not json,
+        can_prompt=code not in (None, "-") and sys.stdin.isatty() and not json,
     )
     job = _job(code, options, output, allow_errors=allow_errors)
     try:
-        status = run(until_the_reader_leaves(job.run()))
+        status = run_async(run_until_pipe_closes(job.run()))
     except BrokenPipeError:
         abandon_stdout()
         status = FAILED
@@ -88,7 +88,7 @@ def run_code(
     raise typer.Exit(status)
 
 
-def _job(code: str | None, options: Options, output: Path | None, *, allow_errors: bool) -> Job:
+def _job(code: str | None, options: RunOptions, output: Path | None, *, allow_errors: bool) -> Job:
     if code is not None and code.endswith(".ipynb"):
         path = Path(code).expanduser()
         if not path.is_file():

@@ -1,4 +1,4 @@
-"""``himalia sessions``: the browsers that are signed in, listed and signed out."""
+"""``himalia sessions``: list the browsers that are signed in, and sign them out."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from himalia.cli.options import Json, Token, Url, connect, make_app, run
-from himalia.cli.terminal.output import print_json, print_table, printable, write_line
+from himalia.cli.options import Json, Token, Url, connect, make_app, run_async
+from himalia.cli.terminal.output import escape_controls, print_json, print_table, write_line
 from himalia.protocol.models import RevokedResponse, SessionSummary
 
 app = make_app()
@@ -25,7 +25,7 @@ def sessions() -> None:
 
 @app.command("list")
 def list_sessions(url: Url = None, token: Token = None, json: Json = False) -> None:
-    """List sessions: your own, or all of them with a key that may manage everything.
+    """List your sessions, or all sessions with a key that may manage everything.
 
     Examples:
 
@@ -38,12 +38,12 @@ def list_sessions(url: Url = None, token: Token = None, json: Json = False) -> N
         async with connect(url, token) as client:
             return await client.sessions()
 
-    found = run(fetch())
+    found = run_async(fetch())
     if json:
         print_json(found)
         return
     rows = [
-        [one.id, printable(one.caller), one.created[:19], one.expires[:19], printable(one.agent)]
+        [one.id, escape_controls(one.caller), one.created[:19], one.expires[:19], escape_controls(one.agent)]
         for one in found
     ]
     print_table(["session", "caller", "created", "expires", "browser"], rows, empty="no browser is signed in")
@@ -62,7 +62,7 @@ def revoke_sessions(
     token: Token = None,
     json: Json = False,
 ) -> None:
-    """Sign browsers out: their open pages lose their connections, and ask for a key again.
+    """Sign browsers out. Their open pages lose their connections and show the sign-in form.
 
     Examples:
 
@@ -73,7 +73,7 @@ def revoke_sessions(
         himalia sessions revoke --all
     """
     if sum((bool(ids), caller is not None, all)) != 1:
-        raise typer.BadParameter("name sessions, or say --caller or --all")
+        raise typer.BadParameter("give ids of sessions, --caller or --all")
 
     async def revoke() -> int:
         async with connect(url, token) as client:
@@ -81,7 +81,7 @@ def revoke_sessions(
                 await client.revoke_session(id)
             return len(ids) if ids else await client.revoke_sessions(caller)
 
-    count = run(revoke())
+    count = run_async(revoke())
     if json:
         print_json(RevokedResponse(count=count))
     else:

@@ -1,4 +1,4 @@
-"""``himalia stats``: what the server counts."""
+"""``himalia stats``: counters and rates of the server."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from himalia.cli.options import Json, Token, Url, connect, make_app, run
+from himalia.cli.options import Json, Token, Url, connect, make_app, run_async
 from himalia.cli.terminal.output import make_table, print_json
-from himalia.cli.terminal.units import show_duration, show_size
+from himalia.cli.terminal.units import format_duration, format_size
 from himalia.protocol.models import Stats, SubscriberStats, TopicStats
 
 app = make_app()
@@ -19,7 +19,7 @@ REFRESH_S = 1.0
 
 @app.command("stats")
 def stats(
-    watch: Annotated[bool, typer.Option("--watch", help="Show it anew every second, until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Update every second until Ctrl-C.")] = False,
     url: Url = None,
     token: Token = None,
     json: Json = False,
@@ -32,7 +32,7 @@ def stats(
 
         himalia stats --json
     """
-    run(_watch(url, token, json=json) if watch else _show(url, token, json=json))
+    run_async(_watch(url, token, json=json) if watch else _show(url, token, json=json))
 
 
 async def _show(url: str | None, token: str | None, *, json: bool) -> None:
@@ -46,7 +46,7 @@ async def _show(url: str | None, token: str | None, *, json: bool) -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(width=10_000)
-    console.print(_picture(found))
+    console.print(_render(found))
 
 
 async def _watch(url: str | None, token: str | None, *, json: bool) -> None:
@@ -57,14 +57,14 @@ async def _watch(url: str | None, token: str | None, *, json: bool) -> None:
                 await asyncio.sleep(REFRESH_S)
         from rich.live import Live
 
-        with Live(_picture(await client.stats()), auto_refresh=False) as live:
+        with Live(_render(await client.stats()), auto_refresh=False) as live:
             while True:
                 await asyncio.sleep(REFRESH_S)
-                live.update(_picture(await client.stats()), refresh=True)
+                live.update(_render(await client.stats()), refresh=True)
 
 
-def _picture(stats: Stats) -> Any:
-    """The tables that have something in them, one below the other."""
+def _render(stats: Stats) -> Any:
+    """Return the tables that have rows, one below the other."""
     from rich.console import Group
     from rich.text import Text
 
@@ -82,13 +82,13 @@ def _picture(stats: Stats) -> Any:
 
 def _state(stats: Stats) -> str:
     return (
-        f"up {show_duration(stats.uptime_s)}, {stats.connections} connections, {stats.in_flight} publishes in flight, "
-        f"{show_size(stats.queue_bytes)} unsent, {stats.duplicates} duplicates"
+        f"up {format_duration(stats.uptime_s)}, {stats.connections} connections, "
+        f"{stats.in_flight} publishes in flight, {format_size(stats.queue_bytes)} unsent, {stats.duplicates} duplicates"
     )
 
 
 def _topic_row(name: str, topic: TopicStats) -> list[str]:
-    span, size = f"{topic.first}..{topic.end}", show_size(topic.bytes)
+    span, size = f"{topic.first}..{topic.end}", format_size(topic.bytes)
     return [name, f"{topic.messages}", span, size, f"{topic.subscribers}", f"{topic.lag}"]
 
 

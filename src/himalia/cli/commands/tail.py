@@ -1,4 +1,4 @@
-"""``himalia tail``: follow a topic or pattern."""
+"""``himalia tail``: print the records of a topic or pattern."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from himalia.cli.options import Json, Token, Url, connect, make_app, run
-from himalia.cli.process.signals import until_the_reader_leaves
-from himalia.cli.terminal.output import abandon_stdout, event_printer, print_notice
+from himalia.cli.options import Json, Token, Url, connect, make_app, run_async
+from himalia.cli.process.signals import run_until_pipe_closes
+from himalia.cli.terminal.output import abandon_stdout, make_event_printer, print_notice
 from himalia.cli.terminal.units import parse_since
 from himalia.client.events import Event
 
@@ -20,7 +20,7 @@ app = make_app()
 @app.command("tail")
 def tail(
     pattern: Annotated[str, typer.Argument(help="A topic, or a pattern: 'orders.*', 'orders.>'.")],
-    last: Annotated[int | None, typer.Option("--last", help="Begin with the last so many.", min=0)] = None,
+    last: Annotated[int | None, typer.Option("--last", help="Begin with the last N records.", min=0)] = None,
     start: Annotated[
         int | None, typer.Option("--from", help="Begin at this offset; wait for one beyond the end.", min=0)
     ] = None,
@@ -29,25 +29,27 @@ def tail(
         typer.Option("--since", help="Begin at a time (ISO 8601, seconds since 1970) or an age: 10m."),
     ] = None,
     filter: Annotated[
-        str | None, typer.Option("--filter", help="Only records for which this CEL holds.")
+        str | None, typer.Option("--filter", help="Only records for which this CEL expression is true.")
     ] = None,
     policy: Annotated[
         str | None,
         typer.Option(
             "--policy",
-            help="When this command is too slow: drop_oldest, disconnect, lossless.",
+            help="If this command reads too slowly: drop_oldest, disconnect, lossless.",
             metavar="drop_oldest|disconnect|lossless",
         ),
     ] = None,
-    limit: Annotated[int | None, typer.Option("--limit", help="Records it may fall behind.", min=1)] = None,
-    count: Annotated[int | None, typer.Option("--count", help="Stop after so many.", min=1)] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", help="The lag in records at which the policy applies.", min=1)
+    ] = None,
+    count: Annotated[int | None, typer.Option("--count", help="Stop after N records.", min=1)] = None,
     url: Url = None,
     token: Token = None,
     json: Json = False,
 ) -> None:
     """Print the records of a topic or pattern as they come, until Ctrl-C.
 
-    Reconnects by itself and goes on where it was. What was dropped or is missing is said on stderr.
+    Reconnects automatically and resumes at its position. Dropped or missing records are reported on stderr.
 
     Examples:
 
@@ -58,7 +60,7 @@ def tail(
         himalia tail orders --from 0 --json --count 100
     """
     if sum(given is not None for given in (last, start, since)) > 1:
-        raise typer.BadParameter("give one of --last, --from and --since, not several")
+        raise typer.BadParameter("give only one of --last, --from and --since")
     if policy not in (None, "drop_oldest", "disconnect", "lossless"):
         raise typer.BadParameter(f"--policy {policy!r} is not one of drop_oldest, disconnect, lossless")
     options: dict[str, Any] = {
@@ -70,7 +72,9 @@ def tail(
         "limit": limit,
     }
     try:
-        run(until_the_reader_leaves(_follow(url, token, pattern, options, event_printer(json=json), count)))
+        run_async(
+            run_until_pipe_closes(_follow(url, token, pattern, options, make_event_printer(json=json), count))
+        )
     except BrokenPipeError:
         abandon_stdout()
     except KeyboardInterrupt:

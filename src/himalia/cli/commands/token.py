@@ -1,4 +1,4 @@
-"""``himalia token``: the token that a server made for its log, printed or replaced."""
+"""``himalia token``: print or replace the token that a server made for its log."""
 
 from __future__ import annotations
 
@@ -17,28 +17,31 @@ if TYPE_CHECKING:
 
 app = make_app()
 
-TAKEN_WITHIN_S = 10.0
+APPLIED_WITHIN_S = 10.0
 
 
 @app.command("token")
 def token_command(
     rotate: Annotated[
-        bool, typer.Option("--rotate", help="Replace it. What came in by the old one ends within seconds.")
+        bool,
+        typer.Option(
+            "--rotate", help="Replace it. Sessions and connections of the old token end within seconds."
+        ),
     ] = False,
     log: Annotated[
         str | None,
         typer.Option(
             "--log",
-            help="The log that it belongs to; by default that of the server on this machine.",
+            help="The log that the token belongs to; by default that of the server on this machine.",
             envvar="HIMALIA_LOG",
             show_envvar=True,
         ),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Print the token that the server made, which lets one do everything; or replace it.
+    """Print the token that the server made, which has all rights, or replace it.
 
-    It is kept beside the log and stays the same over restarts.
+    The token is stored next to the log and survives restarts.
 
     Examples:
 
@@ -48,7 +51,7 @@ def token_command(
 
         curl -H "Authorization: Bearer $(himalia token)" http://127.0.0.1:8000/topics
     """
-    server = _running(log)
+    server = _find_server(log)
     token = _rotate(server, log) if rotate else _read(server, log)
     if json:
         url = server.url if server is not None else None
@@ -58,8 +61,8 @@ def token_command(
         write_line(token)
 
 
-def _running(log: str | None) -> RunningServer | None:
-    """The server that is meant: the newest, or the one with this log."""
+def _find_server(log: str | None) -> RunningServer | None:
+    """Return the running server with this log, or the newest one; None if there is none."""
     from himalia.log import open_log
 
     servers = find_running_servers()
@@ -80,7 +83,7 @@ def _read(server: RunningServer | None, log: str | None) -> str:
     if server is not None:
         if server.token is None:
             raise ConfigurationError(
-                f"the server at {server.url} has no token: it has keys, or asks for none"
+                f"the server at {server.url} has no token: it uses a keys file, or no authentication"
             )
         return server.token
     file = _file(server, log)
@@ -99,18 +102,20 @@ def _rotate(server: RunningServer | None, log: str | None) -> str:
         raise ConfigurationError("a server on memory:// makes a new token at each start: restart it")
     if server is not None and (server.token is None or server.token != file.read()):
         raise ConfigurationError(
-            f"the server at {server.url} does not use a token of its own making: change its keys file, --token or "
+            f"the server at {server.url} does not use a token that it made: change its keys file, --token or "
             "HIMALIA_TOKEN instead"
         )
     token = file.rotate()
-    if server is not None and not _is_taken(server, token):
-        print_warning(f"the server at {server.url} has not taken the new token yet")
+    if server is not None and not _wait_until_applied(server, token):
+        print_warning(
+            f"the server at {server.url} has not applied the new token yet; it does so within seconds"
+        )
     return token
 
 
-def _is_taken(server: RunningServer, token: str) -> bool:
-    """Wait until the server has announced the new token."""
-    deadline = time.monotonic() + TAKEN_WITHIN_S
+def _wait_until_applied(server: RunningServer, token: str) -> bool:
+    """Wait until the server has announced the new token; return whether it has."""
+    deadline = time.monotonic() + APPLIED_WITHIN_S
     while time.monotonic() < deadline:
         if any(found.pid == server.pid and found.token == token for found in find_running_servers()):
             return True

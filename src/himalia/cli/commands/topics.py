@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from himalia.cli.commands.backup import LogUrl, log_path
-from himalia.cli.options import Json, Token, Url, connect, make_app, run
+from himalia.cli.options import Json, Token, Url, connect, make_app, run_async
 from himalia.cli.terminal.output import print_json, print_table, write_line
-from himalia.cli.terminal.units import parse_duration, parse_size, show_duration, show_size
+from himalia.cli.terminal.units import format_duration, format_size, parse_duration, parse_size
 from himalia.errors import HimaliaError, TopicNotFound
 from himalia.protocol.models import DeleteTopicResponse, TopicSummary
 from himalia.record import Retention
@@ -43,7 +43,7 @@ def list_topics(url: Url = None, token: Token = None, json: Json = False) -> Non
         async with connect(url, token) as client:
             return await client.topics()
 
-    found = sorted(run(fetch()), key=lambda topic: topic.name)
+    found = sorted(run_async(fetch()), key=lambda topic: topic.name)
     if json:
         print_json(found)
         return
@@ -61,7 +61,7 @@ def _row(topic: TopicSummary) -> list[str]:
         f"{topic.messages}",
         f"{topic.end - topic.first}",
         f"{topic.first}..{topic.end}",
-        show_size(topic.bytes),
+        format_size(topic.bytes),
         f"{topic.subscribers}",
         _retention(topic.retention),
     ]
@@ -69,8 +69,8 @@ def _row(topic: TopicSummary) -> list[str]:
 
 def _retention(retention: Retention) -> str:
     parts = [
-        show_duration(retention.age_s) if retention.age_s else "",
-        show_size(retention.bytes) if retention.bytes else "",
+        format_duration(retention.age_s) if retention.age_s else "",
+        format_size(retention.bytes) if retention.bytes else "",
         f"{retention.count} records" if retention.count else "",
     ]
     return ", ".join(part for part in parts if part) or "default"
@@ -81,7 +81,7 @@ def create_topic(
     name: Annotated[str, typer.Argument(help="Letters, digits, '_' and '-', in segments joined by dots.")],
     retention_age: Annotated[
         str | None,
-        typer.Option(help="Keep records this long: 3600, 15m, 12h, 7d; 0 for ever.", metavar="DURATION"),
+        typer.Option(help="Keep records this long: 3600, 15m, 12h, 7d; 0 for no limit.", metavar="DURATION"),
     ] = None,
     retention_bytes: Annotated[
         str | None, typer.Option(help="Keep at most this much: 500MB, 1GB; 0 for no limit.", metavar="SIZE")
@@ -90,13 +90,13 @@ def create_topic(
         int | None, typer.Option(help="Keep at most this many records; 0 for no limit.", min=0)
     ] = None,
     exist_ok: Annotated[
-        bool, typer.Option("--exist-ok", help="It is fine if the topic exists already.")
+        bool, typer.Option("--exist-ok", help="Succeed if the topic exists already.")
     ] = False,
     url: Url = None,
     token: Token = None,
     json: Json = False,
 ) -> None:
-    """Create a topic. What is not said about retention is as the server's settings have it.
+    """Create a topic. Retention limits that are not given are those of the server's settings.
 
     Examples:
 
@@ -116,7 +116,7 @@ def create_topic(
                 name, None if retention == Retention() else retention, exist_ok=exist_ok
             )
 
-    status = "created" if run(create()) else "exists"
+    status = "created" if run_async(create()) else "exists"
     if json:
         print_json({"status": status, "topic": name})
     else:
@@ -126,12 +126,12 @@ def create_topic(
 @app.command("delete")
 def delete_topic(
     name: Annotated[str, typer.Argument(help="The topic.")],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     url: Url = None,
     token: Token = None,
     json: Json = False,
 ) -> None:
-    """Delete a topic and everything stored in it. Asks first, on a terminal.
+    """Delete a topic and everything stored in it. On a terminal it asks for confirmation.
 
     Example:
 
@@ -139,7 +139,7 @@ def delete_topic(
     """
     if not yes:
         if not sys.stdin.isatty():
-            raise typer.BadParameter(f"there is no terminal to ask whether to delete {name!r}; say --yes")
+            raise typer.BadParameter(f"there is no terminal to confirm the deletion of {name!r}; give --yes")
         typer.confirm(f"Delete topic {name!r} and everything stored in it?", abort=True, err=True)
 
     async def delete() -> None:
@@ -149,7 +149,7 @@ def delete_topic(
             except TopicNotFound:
                 raise HimaliaError(f"topic {name!r} does not exist") from None
 
-    run(delete())
+    run_async(delete())
     if json:
         print_json(DeleteTopicResponse(topic=name))
     else:
@@ -165,7 +165,7 @@ def rename(
 ) -> None:
     """Rename a topic in a log file. The server must not be running.
 
-    Records and offsets stay as they are. The topic gets a new epoch, so that a subscriber that resumes is told of it.
+    Records and offsets stay as they are. The topic gets a new epoch, so that a subscriber that resumes gets an error.
 
     Examples:
 

@@ -1,4 +1,4 @@
-"""``himalia up``: the server, the pipeline beside it and, if asked for, something to look at."""
+"""``himalia up``: the server with the pipeline and, on request, a demo."""
 
 from __future__ import annotations
 
@@ -26,20 +26,21 @@ MEMORY = "memory://"
 @with_flags(*FLAGS)
 def up(
     pipeline: Annotated[
-        bool, typer.Option("--pipeline/--no-pipeline", help="Run the pipeline too, which needs Spark.")
+        bool, typer.Option("--pipeline/--no-pipeline", help="Also run the pipeline, which needs Spark.")
     ] = True,
     demo: Annotated[
-        bool, typer.Option("--demo", help="Start a kernel that does a little work, and publish orders.")
+        bool,
+        typer.Option("--demo", help="Also run a demo: a kernel that executes code, and orders that come in."),
     ] = False,
     every: Annotated[
-        str, typer.Option("--every", help="How often the pipeline looks for more.", metavar="DURATION")
+        str, typer.Option("--every", help="How often the pipeline reads the log.", metavar="DURATION")
     ] = "5s",
     **flags: Any,
 ) -> None:
-    """Run the server, with its page, and the pipeline beside it until Ctrl-C, which ends all of it.
+    """Run the server with its page, and the pipeline, until Ctrl-C.
 
-    The tables are beside the log unless --warehouse says otherwise. All other settings of the server can be given as
-    environment variables; 'himalia serve --help' names them.
+    The tables are stored next to the log unless --warehouse is given. The other settings of the server can be given as
+    environment variables; 'himalia serve --help' lists them.
 
     Examples:
 
@@ -55,37 +56,37 @@ def up(
     _check_alone(settings.log)
     if pipeline or demo:
         _check_key(settings)
-    from himalia.cli.process.supervisor import Ensemble
+    from himalia.cli.process.supervisor import Supervisor
 
     given = {name: flags[name] for name in ("host", "port", "auth") if flags[name] is not None}
-    ensemble = Ensemble(settings, given, every=every if pipeline else None, demo=demo)
-    raise typer.Exit(ensemble.run())
+    supervisor = Supervisor(settings, given, every=every if pipeline else None, demo=demo)
+    raise typer.Exit(supervisor.run())
 
 
 def _warehouse(settings: Settings, flags: dict[str, Any]) -> Path:
-    """Where the tables are: as said, else beside the log. Each log has its own."""
-    is_said = flags["warehouse"] is not None or "HIMALIA_WAREHOUSE" in os.environ
-    if is_said or not settings.log.lower().startswith("sqlite:"):
+    """Return the directory of the tables: the given one, else next to the log, so that each log has its own."""
+    is_given = flags["warehouse"] is not None or "HIMALIA_WAREHOUSE" in os.environ
+    if is_given or not settings.log.lower().startswith("sqlite:"):
         return settings.warehouse.expanduser().absolute()
     return sqlite_path(settings.log).parent / "warehouse"
 
 
 def _check_key(settings: Settings) -> None:
-    """Raises if the server makes no token of its own, and those beside it have no key either."""
+    """Raise ``ConfigurationError`` if the server makes no token and the pipeline and the demo have no key either."""
     if settings.auth and settings.keys_file is not None and not os.environ.get("HIMALIA_TOKEN"):
         raise ConfigurationError(
-            f"with {settings.keys_file} the server makes no token: put a key into HIMALIA_TOKEN that may do what the "
-            "pipeline does (subscribe to all, publish and manage 'pipeline.>') and what the demo does (everything), "
+            f"with {settings.keys_file} the server makes no token: put a key into HIMALIA_TOKEN with the rights of the "
+            "pipeline (subscribe to all, publish and manage 'pipeline.>') and of the demo (everything), "
             "or start without them: --no-pipeline"
         )
 
 
 def _check_alone(log: str) -> None:
-    """Raises if a server has this log already, and says where that is."""
+    """Raise an error if a server uses this log already; it names the address of that server."""
     url = open_log(log).url
     for server in find_running_servers():
         if server.log == url != MEMORY:
             raise HimaliaError(
                 f"Himalia runs on this log already, at {page_url(server.url, server.token)} "
-                f"(process {server.pid}); open that, stop it, or give this one another --log"
+                f"(process {server.pid}); open that address, stop that server, or name another log with --log"
             )

@@ -1,4 +1,4 @@
-"""``himalia watch``: all that a kernel has said, and what it says from now on."""
+"""``himalia watch``: a kernel's whole session, and its output from now on."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from himalia.cli.options import (
     connect,
     find_kernel_topic,
     make_app,
-    run,
+    run_async,
 )
-from himalia.cli.process.signals import until_the_reader_leaves
+from himalia.cli.process.signals import run_until_pipe_closes
 from himalia.cli.terminal.kernel_output import ConsoleRenderer, Images, KernelRecord
-from himalia.cli.terminal.output import abandon_stdout, event_printer, print_notice
+from himalia.cli.terminal.output import abandon_stdout, make_event_printer, print_notice
 from himalia.cli.terminal.screen import Screen
 from himalia.cli.terminal.widgets import Widgets
 from himalia.client.client import Client
@@ -35,7 +35,7 @@ app = make_app()
 
 LAST_EVENTS = ("stopped", "died")
 QUIET_S = 0.3
-"""Silence after a kernel's end, after which it is worth to ask whether there is more to come."""
+"""After this silence, once a kernel has ended, the server is queried for the end of its topic."""
 WIDGET_BYTES_MAX = 8 << 20
 
 Show = Callable[[Event], None]
@@ -46,16 +46,16 @@ def watch(
     kernel: KernelId,
     last: Annotated[
         int | None,
-        typer.Option("--last", help="Begin with the last so many records, not with the first.", min=0),
+        typer.Option("--last", help="Begin with the last N records instead of the first.", min=0),
     ] = None,
     url: Url = None,
     token: Token = None,
     json: Json = False,
 ) -> None:
-    """Show all that a kernel has said since it started, and what it says, until it ends or Ctrl-C.
+    """Show a kernel's session from its start, and its output as it comes, until it ends or Ctrl-C.
 
-    However late you come, you see everything that the log keeps, in order: code, output, errors, and what happened
-    to the kernel. It may have ended long ago.
+    Shows everything that the log keeps, in order: code, output, errors, and events of the kernel. The kernel may have
+    ended long ago.
 
     Examples:
 
@@ -64,16 +64,16 @@ def watch(
         himalia watch 2f1c --last 0 --json
     """
     try:
-        run(until_the_reader_leaves(_watch((url, token), kernel, last, _shower(json=json))))
+        run_async(run_until_pipe_closes(_watch((url, token), kernel, last, _make_printer(json=json))))
     except BrokenPipeError:
         abandon_stdout()
     except KeyboardInterrupt:
         pass
 
 
-def _shower(*, json: bool) -> Show:
+def _make_printer(*, json: bool) -> Show:
     if json:
-        return event_printer(json=True)
+        return make_event_printer(json=True)
     screen, widgets = Screen(sys.stdout, sys.stderr), Widgets(WIDGET_BYTES_MAX)
     renderer = ConsoleRenderer(screen, Images(), widgets)
     return lambda event: renderer.show(KernelRecord.of(event))
@@ -90,14 +90,14 @@ async def _watch(where: tuple[str | None, str | None], text: str, last: int | No
 
 
 async def _follow(client: Client, topic: str, items: Subscription[Any], show: Show) -> None:
-    """Show each, until the kernel has ended and all of it is shown."""
-    may_be_over = not await _runs(client, topic)
+    """Show each record until the kernel has ended and the last one is shown."""
+    may_have_ended = not await _is_running(client, topic)
     while True:
         try:
-            async with asyncio.timeout(QUIET_S if may_be_over else None):
+            async with asyncio.timeout(QUIET_S if may_have_ended else None):
                 item = await anext(items)
         except TimeoutError:
-            if await _is_over(client, topic, items):
+            if await _has_ended(client, topic, items):
                 return
             continue
         except StopAsyncIteration:
@@ -106,18 +106,18 @@ async def _follow(client: Client, topic: str, items: Subscription[Any], show: Sh
             print_notice(item)
             continue
         show(item)
-        may_be_over = may_be_over or KernelRecord.of(item).event in LAST_EVENTS
+        may_have_ended = may_have_ended or KernelRecord.of(item).event in LAST_EVENTS
 
 
-async def _is_over(client: Client, topic: str, items: Subscription[Any]) -> bool:
-    """Whether the kernel is gone, and the last record of its topic has been shown."""
-    if await _runs(client, topic):
+async def _has_ended(client: Client, topic: str, items: Subscription[Any]) -> bool:
+    """Return whether the kernel has ended and the last record of its topic has been shown."""
+    if await _is_running(client, topic):
         return False
     ends = {found.name: found.end for found in await client.topics()}
     return topic in items.positions and items.positions[topic].offset >= ends.get(topic, 0)
 
 
-async def _runs(client: Client, topic: str) -> bool:
+async def _is_running(client: Client, topic: str) -> bool:
     try:
         return (await client.kernel(topic.removeprefix(KERNEL_TOPIC_PREFIX))).execution_state != "dead"
     except KernelNotFound:

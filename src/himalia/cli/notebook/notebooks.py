@@ -1,4 +1,4 @@
-"""Notebooks: which cells run, what came of them, and the progress bar over them."""
+"""Notebooks: the cells to run, their outputs, and the progress bar over them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import ModuleType, TracebackType
 from typing import Any, NamedTuple, Self
 
 from himalia.cli.terminal.screen import Screen, Stream
-from himalia.cli.terminal.units import show_duration
+from himalia.cli.terminal.units import format_duration
 from himalia.errors import HimaliaError
 from himalia.protocol.models import Execution, KernelSpec, KernelSpecs
 
@@ -19,7 +19,7 @@ RAISES, SKIP = "raises-exception", "skip-execution"
 
 
 class Cell(NamedTuple):
-    """A cell to be run. ``number`` counts the notebook's cells, of all kinds, from 1."""
+    """A cell to run. ``number`` counts the notebook's cells, of all kinds, from 1."""
 
     number: int
     code: str
@@ -27,7 +27,7 @@ class Cell(NamedTuple):
 
 
 class Notebook:
-    """A notebook under execution. What it has of earlier executions is taken out at the beginning."""
+    """A notebook under execution. The outputs of earlier executions are removed at the beginning."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -51,7 +51,7 @@ class Notebook:
 
     @property
     def cells(self) -> list[Cell]:
-        """The cells that are run, in order: those with code, but for those tagged not to be."""
+        """The cells to run, in order: those with code that are not tagged ``skip-execution``."""
         found = []
         for number, cell in enumerate(self._content.cells, start=1):
             tags = cell.get("metadata", {}).get("tags", [])
@@ -60,34 +60,34 @@ class Notebook:
         return found
 
     def record(self, cell: Cell, execution: Execution) -> None:
-        """Put in what came of a cell."""
+        """Store the outputs of a cell."""
         target = self._content.cells[cell.number - 1]
         target["execution_count"] = execution.execution_count
         target["outputs"] = [self._nbformat.from_dict(output) for output in execution.outputs]
 
     def record_widgets(self, metadata: dict[str, Any] | None) -> None:
-        """Put in the state of the widgets that its outputs show: without it a front end can draw none of them."""
+        """Store the state of the widgets in its outputs: without it a front end cannot draw them."""
         if metadata is not None:
             self._content.metadata["widgets"] = self._nbformat.from_dict(metadata)
 
     def choose_kernel(self, specs: KernelSpecs) -> tuple[KernelSpec, bool]:
-        """The kind of kernel it asks for, and true; or one of the same language in its place, and false."""
+        """Return the kernel spec that the notebook names, and true; else one of the same language, and false."""
         metadata = self._content.metadata
-        asked = metadata.get("kernelspec", {})
-        wanted = asked.get("name") or specs.default
+        named = metadata.get("kernelspec", {})
+        wanted = named.get("name") or specs.default
         if wanted in specs.kernelspecs:
             return specs.kernelspecs[wanted], True
-        language = asked.get("language") or metadata.get("language_info", {}).get("name")
+        language = named.get("language") or metadata.get("language_info", {}).get("name")
         for spec in specs.kernelspecs.values():
             if language and spec.language.lower() == str(language).lower():
                 return spec, False
         known = ", ".join(sorted(specs.kernelspecs)) or "none"
         raise HimaliaError(
-            f"{self.path} asks for the kernel {wanted!r}, which the server does not have; it has {known} (see --name)"
+            f"{self.path} names the kernel {wanted!r}, which the server does not have; it has {known} (see --name)"
         )
 
     def name_kernel(self, spec: KernelSpec) -> None:
-        """Write down on what it was run."""
+        """Record the kernel spec that it runs on."""
         self._content.metadata["kernelspec"] = {
             "name": spec.name,
             "display_name": spec.display_name,
@@ -95,15 +95,15 @@ class Notebook:
         }
 
     def write(self, path: Path) -> None:
-        """Write it, as a whole or not at all."""
-        beside = path.with_name(f".{path.name}.{os.getpid()}")
+        """Write the notebook, as a whole or not at all."""
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
         try:
-            beside.write_text(self._nbformat.writes(self._content) + "\n", encoding="utf-8")
-            os.replace(beside, path)
+            temporary.write_text(self._nbformat.writes(self._content) + "\n", encoding="utf-8")
+            os.replace(temporary, path)
         except OSError as error:
             raise HimaliaError(f"{path} cannot be written: {error.strerror}") from None
         finally:
-            beside.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)
 
 
 def executed_path(path: Path) -> Path:
@@ -126,7 +126,7 @@ REFRESH_S = 1.0
 
 
 class CellProgress:
-    """A bar on the line of the screen that stays below, while it is entered; nothing where there is no terminal."""
+    """A progress bar on the status line of a terminal, while it is entered."""
 
     def __init__(self, screen: Screen, total: int, *, is_shown: bool) -> None:
         self._screen = screen
@@ -134,18 +134,18 @@ class CellProgress:
         self._done = 0
         self._started_s = time.monotonic()
         self._is_shown = is_shown and screen.is_terminal(Stream.ERR)
-        self._refreshing: asyncio.Task[None] | None = None
+        self._refresh_task: asyncio.Task[None] | None = None
 
     def __enter__(self) -> Self:
         if self._is_shown:
-            self._refreshing = asyncio.create_task(self._refresh())
+            self._refresh_task = asyncio.create_task(self._refresh())
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._refreshing is not None:
-            self._refreshing.cancel()
+        if self._refresh_task is not None:
+            self._refresh_task.cancel()
             self._screen.show_status("")
 
     def advance(self) -> None:
@@ -160,6 +160,6 @@ class CellProgress:
     def _show(self) -> None:
         if self._is_shown:
             filled = WIDTH * self._done // max(self._total, 1)
-            bar = self._screen.styled("━" * filled, "32", Stream.ERR) + "━" * (WIDTH - filled)
-            elapsed = show_duration(time.monotonic() - self._started_s)
+            bar = self._screen.style("━" * filled, "32", Stream.ERR) + "━" * (WIDTH - filled)
+            elapsed = format_duration(time.monotonic() - self._started_s)
             self._screen.show_status(f"{bar} {self._done}/{self._total} cells, {elapsed}")

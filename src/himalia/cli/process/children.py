@@ -1,4 +1,4 @@
-"""A process that this one starts beside itself, hears, and ends."""
+"""Child processes of ``himalia up``: their lines and their ends as events in a queue."""
 
 from __future__ import annotations
 
@@ -16,57 +16,57 @@ import msgspec
 
 from himalia.child_process import lifeline_command
 
-WORDS_MAX = 20
-"""Lines of a child that are remembered."""
-LOOK_EVERY_S = 0.02
-READ_ON_S = 1.0
-"""How long what a child has said may still come after its end."""
-FOLLOWERS_END_WITHIN_S = 5.0
-"""How long what a child itself started may live on behind it: Spark's Java ends by itself, a moment later."""
+LINES_KEPT = 20
+"""The last lines of a child, kept to report why it ended."""
+POLL_INTERVAL_S = 0.02
+DRAIN_WITHIN_S = 1.0
+"""How long after its end the output of a child is still read."""
+GROUP_ENDS_WITHIN_S = 5.0
+"""How long the processes that a child started may outlive it: Spark's Java ends by itself, a moment later."""
 
 
-class Said(msgspec.Struct, frozen=True):
-    """A child has said a line."""
+class OutputLine(msgspec.Struct, frozen=True):
+    """A child has written a line."""
 
-    child: Child
+    child: ManagedProcess
     line: str
 
 
-class Ended(msgspec.Struct, frozen=True):
-    """A child has ended, and so has what it started in its group. All its lines have come before."""
+class Exited(msgspec.Struct, frozen=True):
+    """A child has ended, and with it every process of its group. All of its lines precede this event."""
 
-    child: Child
+    child: ManagedProcess
 
 
-class Child:
-    """A module of ours as a process, in a session of its own: a Ctrl-C at the terminal does not reach it.
+class ManagedProcess:
+    """A Python module as a child process, in a session of its own: a Ctrl-C at the terminal does not reach it.
 
-    What it says on the streams that are ``heard``, and its end, are put into ``news``. It ends with this process,
-    however that ends.
+    The lines of the ``captured`` streams, and its end, are put into ``events`` by threads of this object. It ends with
+    this process, however that ends.
     """
 
     def __init__(
         self,
         module: str,
         *arguments: str,
-        news: SimpleQueue[Said | Ended],
+        events: SimpleQueue[OutputLine | Exited],
         env: Mapping[str, str] | None = None,
-        heard: Sequence[str] = ("stdout", "stderr"),
+        captured: Sequence[str] = ("stdout", "stderr"),
     ) -> None:
         self.has_ended = False
-        self._news = news
-        self._words: deque[str] = deque(maxlen=WORDS_MAX)
+        self._events = events
+        self._lines: deque[str] = deque(maxlen=LINES_KEPT)
         self._process = subprocess.Popen(
             lifeline_command(module, *arguments),
             stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE if "stdout" in heard else None,
-            stderr=subprocess.PIPE if "stderr" in heard else None,
+            stdout=subprocess.PIPE if "stdout" in captured else None,
+            stderr=subprocess.PIPE if "stderr" in captured else None,
             env={**os.environ, **(env or {})},
             start_new_session=True,
         )
         streams = [stream for stream in (self._process.stdout, self._process.stderr) if stream is not None]
-        self._readers = [self._thread(self._read, stream) for stream in streams]
-        self._thread(self._wait)
+        self._readers = [_start_thread(self._read, stream) for stream in streams]
+        _start_thread(self._wait)
 
     @property
     def pid(self) -> int:
@@ -74,22 +74,22 @@ class Child:
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs."""
+        """The exit code; ``None`` while it runs."""
         return self._process.returncode
 
     @property
-    def last_words(self) -> str:
-        """Why it ended, as far as it said so: its error, or else its last line."""
-        errors = [line for line in self._words if line.startswith("error: ")]
-        last = errors[-1].removeprefix("error: ") if errors else next(reversed(self._words), "")
+    def last_error(self) -> str:
+        """The last error that it printed, else its last line; empty if it printed nothing."""
+        errors = [line for line in self._lines if line.startswith("error: ")]
+        last = errors[-1].removeprefix("error: ") if errors else next(reversed(self._lines), "")
         return last.strip()
 
     def signal(self, number: int) -> None:
-        """Send it a signal, if it still runs."""
+        """Send it a signal, unless it has ended."""
         self._process.send_signal(number)
 
     def kill(self) -> None:
-        """End it now, and what it has started in its group. Only while it has not ended."""
+        """Kill every process of its group. To be called only while ``has_ended`` is false."""
         try:
             os.killpg(self.pid, signal.SIGKILL)
         except ProcessLookupError:
@@ -97,41 +97,42 @@ class Child:
 
     # Threads
 
-    def _thread(self, work: Callable[..., None], *arguments: object) -> threading.Thread:
-        thread = threading.Thread(target=work, args=arguments, name="himalia-child", daemon=True)
-        thread.start()
-        return thread
-
     def _read(self, stream: IO[bytes]) -> None:
         for raw in stream:
             line = raw.decode(errors="replace").rstrip("\n")
-            self._words.append(line)
-            self._news.put(Said(self, line))
+            self._lines.append(line)
+            self._events.put(OutputLine(self, line))
 
     def _wait(self) -> None:
         self._process.wait()
-        self._see_followers_off()
+        self._wait_for_group()
         for reader in self._readers:
-            # Not for ever: somebody may hold the same stream.
-            reader.join(READ_ON_S)
+            # With a limit: a process outside of the group may hold the same stream.
+            reader.join(DRAIN_WITHIN_S)
         self.has_ended = True
-        self._news.put(Ended(self))
+        self._events.put(Exited(self))
 
-    def _see_followers_off(self) -> None:
-        """Wait until all of its group have ended too, and end those that do not.
+    def _wait_for_group(self) -> None:
+        """Wait until every process of the group has ended, and kill those that do not end.
 
-        As long as it has members, the group's number is given to nobody else.
+        While the group has members, the system gives its number to no other group.
         """
-        deadline = time.monotonic() + FOLLOWERS_END_WITHIN_S
-        while self._has_followers():
+        deadline = time.monotonic() + GROUP_ENDS_WITHIN_S
+        while self._has_group():
             if time.monotonic() > deadline:
                 self.kill()
                 return
-            time.sleep(LOOK_EVERY_S)
+            time.sleep(POLL_INTERVAL_S)
 
-    def _has_followers(self) -> bool:
+    def _has_group(self) -> bool:
         try:
             os.killpg(self.pid, 0)
         except ProcessLookupError:
             return False
         return True
+
+
+def _start_thread(work: Callable[..., None], *arguments: object) -> threading.Thread:
+    thread = threading.Thread(target=work, args=arguments, name="himalia-child", daemon=True)
+    thread.start()
+    return thread

@@ -1,4 +1,4 @@
-"""Signals: a graceful stop, interrupting code, and a pipe whose reader left."""
+"""Signals: a graceful stop, interrupting code, and a pipe whose reader has closed it."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Self, TypeVar
 
-from himalia.cli.terminal.output import printable
+from himalia.cli.terminal.output import escape_controls
 from himalia.errors import HimaliaError
 
 INTERRUPTED = 130
-"""The exit code after Ctrl-C, as of every command."""
+"""The exit code of every command after Ctrl-C."""
 
 
-class Stopping:
-    """While it is entered, both signals end what is under way: at once or, within ``at_work``, in order::
+class GracefulStop:
+    """While it is entered, SIGINT and SIGTERM end the process: at once or, within ``defer_exit``, in order::
 
-        with Stopping() as stopping, stopping.by(work.stop), work, stopping.at_work():
-            work.go_on()
+        with GracefulStop() as stop, stop.call_on_signal(work.stop), work, stop.defer_exit():
+            work.run()
 
-    A stop that was asked for is not an error: after SIGTERM the exit code is 0, after Ctrl-C it is 130.
+    A requested stop is not an error: after SIGTERM the exit code is 0, after Ctrl-C it is 130.
     """
 
     def __init__(self) -> None:
         self._stop: Callable[[], None] | None = None
-        self._is_at_work = False
+        self._is_deferred = False
         self._signal: int | None = None
         self._before: dict[int, signal.Handlers | Callable[..., object] | int | None] = {}
 
     def __enter__(self) -> Self:
         self._before = {
-            number: signal.signal(number, self._asked) for number in (signal.SIGINT, signal.SIGTERM)
+            number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)
         }
         return self
 
@@ -47,8 +47,8 @@ class Stopping:
             signal.signal(number, handler)
 
     @contextmanager
-    def by(self, stop: Callable[[], None]) -> Iterator[None]:
-        """Within this, each signal calls ``stop``."""
+    def call_on_signal(self, stop: Callable[[], None]) -> Iterator[None]:
+        """Have each signal call ``stop`` within this block."""
         self._stop = stop
         try:
             yield
@@ -56,119 +56,126 @@ class Stopping:
             self._stop = None
 
     @contextmanager
-    def at_work(self) -> Iterator[None]:
-        """Within this and ``by``, a signal does nothing else."""
-        self._is_at_work = True
+    def defer_exit(self) -> Iterator[None]:
+        """Within this block a signal does not end the process: ``stop`` ends the work, and ``finish`` follows."""
+        self._is_deferred = True
         try:
             yield
         finally:
-            self._is_at_work = False
+            self._is_deferred = False
 
     @property
-    def is_asked(self) -> bool:
+    def is_requested(self) -> bool:
         return self._signal is not None
 
     def finish(self) -> None:
-        """Leave as the signal asked for, if there was one."""
+        """Exit with the code that belongs to the signal; return if there was none, or SIGTERM."""
         if self._signal == signal.SIGINT:
             raise SystemExit(INTERRUPTED)
 
-    def _asked(self, number: int, frame: FrameType | None) -> None:
-        is_first, self._signal = not self.is_asked, number
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        is_first, self._signal = not self.is_requested, number
         if self._stop is not None:
-            # Even if it ends at once: what is raised in the middle of foreign code may be swallowed there.
+            # Also if the process ends at once: an exception raised in foreign code may be swallowed there.
             self._stop()
-        if not self._is_at_work:
-            # Not KeyboardInterrupt, which Spark's bridge to Java would tell with a traceback.
+        if not self._is_deferred:
+            # Not KeyboardInterrupt, for which Spark's bridge to Java would print a traceback.
             raise SystemExit(INTERRUPTED if number == signal.SIGINT else 0)
         if is_first:
-            print("stopping; once more stops at once", file=sys.stderr, flush=True)
+            print("stopping; a second signal stops at once", file=sys.stderr, flush=True)
 
 
 Interrupt = Callable[[], Awaitable[None]]
 
 
 class Interrupts:
-    """While it is entered, signals cancel the current task, but for the first Ctrl-C in the middle of something that
-    can be interrupted. ``count`` says how often Ctrl-C came."""
+    """While it is entered, signals cancel the current task; the first Ctrl-C within ``redirect_to`` interrupts instead.
+
+    ``count`` is the number of times that Ctrl-C was pressed. Used on the event loop only.
+    """
 
     def __init__(self) -> None:
         self.count = 0
+        self._task: asyncio.Task[Any] | None = None
         self._target: Interrupt | None = None
         self._interrupting: asyncio.Task[None] | None = None
 
     def __enter__(self) -> Self:
-        self._loop = asyncio.get_running_loop()
-        task = asyncio.current_task()
-        assert task is not None
-        self._task = task
-        self._loop.add_signal_handler(signal.SIGINT, self._pressed)
+        self._task = asyncio.current_task()
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGINT, self._on_ctrl_c)
         for number in (signal.SIGTERM, signal.SIGHUP):
-            self._loop.add_signal_handler(number, self._leave)
+            loop.add_signal_handler(number, self._leave)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            self._loop.remove_signal_handler(number)
+            asyncio.get_running_loop().remove_signal_handler(number)
 
     @contextmanager
-    def aimed_at(self, interrupt: Interrupt) -> Iterator[None]:
-        """Within this, the first Ctrl-C calls ``interrupt``. Elsewhere it leaves."""
+    def redirect_to(self, interrupt: Interrupt) -> Iterator[None]:
+        """Have the first Ctrl-C within this block call ``interrupt``, instead of ending the command."""
         self._target = interrupt
         try:
             yield
         finally:
             self._target = None
 
-    def _pressed(self) -> None:
+    def _on_ctrl_c(self) -> None:
         self.count += 1
         if self._target is None or self.count > 1:
             self._leave()
         else:
-            self._interrupting = self._loop.create_task(self._interrupt(self._target))
+            self._interrupting = asyncio.get_running_loop().create_task(self._interrupt(self._target))
 
     async def _interrupt(self, interrupt: Interrupt) -> None:
-        print("interrupting; Ctrl-C again leaves", file=sys.stderr, flush=True)
+        print("interrupting the kernel; press Ctrl-C again to leave", file=sys.stderr, flush=True)
         try:
             await interrupt()
         except HimaliaError as error:
-            print(f"it cannot be interrupted: {printable(error.message)}", file=sys.stderr, flush=True)
+            print(
+                f"the kernel cannot be interrupted: {escape_controls(error.message)}",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def _leave(self) -> None:
-        self._task.cancel()
+        if self._task is not None:
+            self._task.cancel()
 
 
 Result = TypeVar("Result")
 
 
-async def until_the_reader_leaves(work: Coroutine[Any, Any, Result]) -> Result:
-    """Run ``work``; ``BrokenPipeError`` as soon as whoever reads our stdout is gone.
+async def run_until_pipe_closes(work: Coroutine[Any, Any, Result]) -> Result:
+    """Run ``work``; raise ``BrokenPipeError`` as soon as the process that reads stdout closes the pipe.
 
-    Writing would tell too, but in a quiet topic the next write may be hours away: ``himalia tail x | head -1``.
+    A write would fail too, but in a quiet topic the next write may be hours away: ``himalia tail x | head -1``.
     """
     loop = asyncio.get_running_loop()
-    left = asyncio.Event()
-    output = _pipe_of_stdout()
-    if output is not None:
+    closed = asyncio.Event()
+    pipe = _stdout_pipe()
+    if pipe is not None:
         # The writing end of a pipe is never readable; it only wakes the loop when the reading end is closed.
-        loop.add_reader(output, left.set)
-    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(left.wait())
+        loop.add_reader(pipe, closed.set)
+    task, watcher = asyncio.ensure_future(work), asyncio.ensure_future(closed.wait())
     try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
+        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
             raise BrokenPipeError
-        return await working
+        return await task
     finally:
-        if output is not None:
-            loop.remove_reader(output)
-        working.cancel()
-        leaving.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
+        if pipe is not None:
+            loop.remove_reader(pipe)
+        task.cancel()
+        watcher.cancel()
+        await asyncio.gather(task, watcher, return_exceptions=True)
 
 
-def _pipe_of_stdout() -> int | None:
+def _stdout_pipe() -> int | None:
+    """Return the descriptor of stdout if that is a pipe."""
     if os.name != "posix":
         return None
     try:

@@ -1,4 +1,4 @@
-"""What ``himalia up`` runs: the server, the pipeline and the demo, each a process, from start to stop."""
+"""The processes of ``himalia up``, from start to stop: the server, the pipeline and the demo."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from himalia.cli.process.children import Child, Ended, Said
+from himalia.cli.process.children import Exited, ManagedProcess, OutputLine
 from himalia.cli.settings_options import flag_of
 from himalia.cli.terminal.output import abandon_stdout, print_error, print_warning, write_line
 from himalia.errors import InternalError
@@ -27,25 +27,26 @@ from himalia.settings import Settings
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 DEMO_ENDS_WITHIN_S = 10.0
 PIPELINE_ENDS_WITHIN_S = 20.0
-"""It ends after its batch, or gives that up after five seconds; Spark takes a moment to stop."""
+"""It ends after its batch, which it abandons after five seconds; Spark takes a moment to stop."""
 SERVER_ENDS_SPARE_S = 10.0
-"""Beyond twice its shutdown_s, which is what the server itself takes at most."""
+"""Added to twice the server's shutdown_s, which is the longest that it takes by itself."""
 
 TRY_PUBLISHING = """publish orders '{"sku": "A-17", "quantity": 2}' --create"""
 TRY_RUNNING = """run 'print("hello"); 6 * 7'"""
-TRY_ASKING = 'pipeline sql "select status, count(*) as n from executions group by status"'
+TRY_QUERYING = 'pipeline sql "select status, count(*) as n from executions group by status"'
 
 
-class Asked(msgspec.Struct, frozen=True):
-    """Somebody wants us to stop."""
+class StopRequested(msgspec.Struct, frozen=True):
+    """A signal arrived that ends ``himalia up``."""
 
     number: int
 
 
-class Ensemble:
-    """One server, and beside it a pipeline and a demo. What happens to them comes as news, one after the other.
+class Supervisor:
+    """Runs a server and, with it, a pipeline and a demo.
 
-    ``given`` are flags for the server. ``every`` is how often the pipeline looks for more; without it there is none.
+    Lines and ends of these processes and signals are events in one queue, which the main thread reads. ``given`` are
+    flags for the server. ``every`` is how often the pipeline reads the log; without it no pipeline is started.
     """
 
     def __init__(
@@ -55,44 +56,44 @@ class Ensemble:
         self._given = given
         self._every = every
         self._has_demo = demo
-        self._news: SimpleQueue[Any] = SimpleQueue()
-        self._server: Child
-        self._pipeline: Child | None = None
-        self._demo: Child | None = None
+        self._events: SimpleQueue[Any] = SimpleQueue()
+        self._server: ManagedProcess | None = None
+        self._pipeline: ManagedProcess | None = None
+        self._demo: ManagedProcess | None = None
         self._is_ready = False
         self._is_filled = False
         self._is_hurried = False
 
     def run(self) -> int:
-        """Run until a signal comes, or the server ends; then end all of it, in order. Returns the exit code."""
-        with self._signals():
-            self._server = self._start_server()
-            ending: Asked | Ended | None = None
+        """Run until a signal arrives or the server ends; then stop every process, in order. Return the exit code."""
+        with self._handle_signals():
+            server = self._server = self._start_server()
+            ending: StopRequested | Exited | None = None
             try:
                 ending = self._follow()
             finally:
-                self._stop(ending.number if isinstance(ending, Asked) else signal.SIGTERM)
-        if isinstance(ending, Asked):
+                self._stop(server, ending.number if isinstance(ending, StopRequested) else signal.SIGTERM)
+        if isinstance(ending, StopRequested):
             return 0
         if not self._is_ready:
-            # It has said itself why it cannot start.
-            return self._server.exit_code or 1
-        print_error(f"the server has ended by itself ({_code(self._server)})")
+            # It has printed why it cannot start.
+            return server.exit_code or 1
+        print_error(f"the server ended unexpectedly ({_describe_exit(server)}); see its output above")
         return 1
 
     @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Signals are news like any other. The queue takes them in the middle of anything.
+    def _handle_signals(self) -> Iterator[None]:
+        """Make each signal an event: a ``SimpleQueue`` accepts one at any moment.
 
-        But for SIGHUP where it is to be ignored, which is what ``nohup`` asks for.
+        SIGHUP stays ignored if it was, as under ``nohup``.
         """
 
-        def ask(number: int, frame: FrameType | None) -> None:
-            self._news.put(Asked(number))
+        def request_stop(number: int, frame: FrameType | None) -> None:
+            self._events.put(StopRequested(number))
 
-        stays = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-        numbers = SIGNALS if stays else (*SIGNALS, signal.SIGHUP)
-        before = {number: signal.signal(number, ask) for number in numbers}
+        is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        numbers = SIGNALS if is_ignored else (*SIGNALS, signal.SIGHUP)
+        before = {number: signal.signal(number, request_stop) for number in numbers}
         try:
             yield
         finally:
@@ -101,86 +102,83 @@ class Ensemble:
 
     # While it runs
 
-    def _follow(self) -> Asked | Ended:
-        """Take the news; returns that which ends the whole."""
+    def _follow(self) -> StopRequested | Exited:
+        """Handle events until a signal arrives or the server ends; return that event."""
         while True:
-            match news := self._news.get():
-                case Asked():
-                    return news
-                case Ended(child) if child is self._server:
-                    return news
-                case Ended(child):
-                    self._tell_end(child)
-                case Said(child, line):
-                    self._hear(child, line)
+            match event := self._events.get():
+                case StopRequested():
+                    return event
+                case Exited(child) if child is self._server:
+                    return event
+                case Exited(child):
+                    self._report_exit(child)
+                case OutputLine(child, line):
+                    self._on_line(child, line)
 
-    def _hear(self, child: Child, line: str) -> None:
+    def _on_line(self, child: ManagedProcess, line: str) -> None:
         if child is self._server:
-            # All that it says on stdout is that it is ready; the rest is on stderr, which is ours.
+            # The one line that it prints on stdout reports that it is ready; its stderr is ours.
             self._is_ready = True
-            self._begin(self._running(child.pid))
+            self._start_others(_find_server(child.pid))
         elif line.startswith("warning: "):
             print_warning(line.removeprefix("warning: "))
         elif child is self._pipeline and line.startswith("batch ") and not self._is_filled:
             self._is_filled = True
-            _say("The pipeline has filled its tables; Executions and Pipeline on the page show them.")
+            _print("The pipeline has filled its tables: see Executions and Pipeline on the page.")
 
-    def _running(self, pid: int) -> RunningServer:
-        for server in find_running_servers():
-            if server.pid == pid:
-                return server
-        raise InternalError("the server runs, but its runtime file is gone; stop it, and start it again")
-
-    def _begin(self, server: RunningServer) -> None:
-        """The server is ready: say so, and start what needs it."""
-        _say(f"Himalia is ready at {page_url(server.url, server.token)} (Ctrl-C stops it)")
+    def _start_others(self, server: RunningServer) -> None:
+        """Print where the server is, and start the pipeline and the demo."""
+        _print(f"Himalia is ready at {page_url(server.url, server.token)} (Ctrl-C stops it)")
         # They find the token by the address, also after it was rotated; a key of the keys file is in our environment.
-        known = {"HIMALIA_URL": server.url}
+        env = {"HIMALIA_URL": server.url}
         if self._every is not None:
-            self._pipeline = self._start_pipeline(known)
+            self._pipeline = self._start_pipeline(env)
         if self._has_demo:
-            self._demo = Child("himalia.demo", news=self._news, env=known)
+            self._demo = ManagedProcess("himalia.demo", events=self._events, env=env)
         for line in self._greeting():
-            _say(line)
+            _print(line)
 
-    def _tell_end(self, child: Child) -> None:
-        """Something beside the server has ended by itself. That is told, and the server goes on."""
-        words = child.last_words or f"it did not say why ({_code(child)})"
+    def _report_exit(self, child: ManagedProcess) -> None:
+        """Warn that the pipeline or the demo has ended by itself. The server continues."""
+        reason = child.last_error or f"no reason given ({_describe_exit(child)})"
         if child is self._pipeline:
-            again = f"'{self._himalia('pipeline run --every ' + str(self._every))}' starts it again"
-            print_warning(f"the pipeline does not run: {words}. The server and its page go on; {again}")
+            again = self._command_line(f"pipeline run --every {self._every}")
+            print_warning(
+                f"the pipeline has stopped: {reason}. The server and its page keep running; '{again}' starts the "
+                "pipeline again"
+            )
         elif child.exit_code:
-            print_warning(f"the demo has ended: {words}. The server and its page go on")
+            print_warning(f"the demo has stopped: {reason}. The server and its page keep running")
 
     # Starting
 
-    def _start_server(self) -> Child:
+    def _start_server(self) -> ManagedProcess:
         settings = self._settings
         flags = [_flag(name, value) for name, value in self._given.items()]
         flags += [f"--log={settings.log}", f"--warehouse={settings.warehouse}", "--no-kernels-stay"]
         if "HIMALIA_LOG_LEVEL" not in os.environ:
             flags.append("--log-level=warning")
-        return Child("himalia.cli", "serve", *flags, news=self._news, heard=("stdout",))
+        return ManagedProcess("himalia.cli", "serve", *flags, events=self._events, captured=("stdout",))
 
-    def _start_pipeline(self, known: Mapping[str, str]) -> Child:
+    def _start_pipeline(self, env: Mapping[str, str]) -> ManagedProcess:
         flags = [f"--every={self._every}", f"--warehouse={self._settings.warehouse}"]
-        return Child("himalia.cli", "pipeline", "run", *flags, news=self._news, env=known)
+        return ManagedProcess("himalia.cli", "pipeline", "run", *flags, events=self._events, env=env)
 
     def _greeting(self) -> Iterator[str]:
         if self._pipeline is not None:
-            yield "The pipeline is starting; half a minute, and what ran is in its tables."
+            yield "The pipeline is starting; it fills its tables in about half a minute."
         yield "Open that address, or try in another terminal:"
-        for command in self._to_try():
-            yield "  " + self._himalia(command)
+        for command in self._suggestions():
+            yield "  " + self._command_line(command)
 
-    def _to_try(self) -> Iterator[str]:
+    def _suggestions(self) -> Iterator[str]:
         yield "tail demo.orders --last 3" if self._has_demo else TRY_PUBLISHING
         yield TRY_RUNNING
         if self._pipeline is not None:
-            yield TRY_ASKING
+            yield TRY_QUERYING
 
-    def _himalia(self, command: str) -> str:
-        """A command as one has to type it here."""
+    def _command_line(self, command: str) -> str:
+        """Return a command of ``himalia`` as it has to be typed in this directory."""
         program = "himalia" if shutil.which("himalia") else _program()
         warehouse = self._settings.warehouse
         is_elsewhere = command.startswith("pipeline ") and warehouse != default_warehouse_path()
@@ -190,21 +188,24 @@ class Ensemble:
 
     # Stopping
 
-    def _stop(self, number: int) -> None:
-        """End the demo, the pipeline and then the server, which ends its kernels. Nothing is left."""
-        beside = [(self._demo, DEMO_ENDS_WITHIN_S), (self._pipeline, PIPELINE_ENDS_WITHIN_S)]
-        if any(child is not None and not child.has_ended for child, _ in beside):
-            _say("Stopping, in order; Ctrl-C again does not wait.")
-        for child, within_s in beside:
+    def _stop(self, server: ManagedProcess, number: int) -> None:
+        """Stop the demo, then the pipeline, then the server with its kernels. No process is left."""
+        others = [(self._demo, DEMO_ENDS_WITHIN_S), (self._pipeline, PIPELINE_ENDS_WITHIN_S)]
+        if any(child is not None and not child.has_ended for child, _ in others):
+            _print("Stopping, in order; press Ctrl-C again to stop without waiting.")
+        for child, within_s in others:
             if child is not None:
-                self._end(child, signal.SIGTERM, within_s)
-        # A person's Ctrl-C is told to clients as such: there is nothing to come back to. One that is still starting
-        # has no clients, and would take it for a failure.
-        told = signal.SIGINT if number == signal.SIGINT and self._is_ready else signal.SIGTERM
-        self._end(self._server, told, 2 * self._settings.shutdown_s + SERVER_ENDS_SPARE_S, is_patient=True)
+                self._stop_child(child, signal.SIGTERM, within_s)
+        # After SIGINT the server tells its clients not to reconnect. A server that is still starting has no clients,
+        # and would report the signal as a failure.
+        forwarded = signal.SIGINT if number == signal.SIGINT and self._is_ready else signal.SIGTERM
+        within_s = 2 * self._settings.shutdown_s + SERVER_ENDS_SPARE_S
+        self._stop_child(server, forwarded, within_s, is_patient=True)
 
-    def _end(self, child: Child, number: int, within_s: float, *, is_patient: bool = False) -> None:
-        """Ask a child to end, wait for it and, when that takes too long or somebody is in a hurry, end it."""
+    def _stop_child(
+        self, child: ManagedProcess, number: int, within_s: float, *, is_patient: bool = False
+    ) -> None:
+        """Send a child a signal and wait for its end; kill it after ``within_s``, or at a further Ctrl-C."""
         child.signal(number)
         deadline = time.monotonic() + within_s
         while not child.has_ended:
@@ -212,22 +213,29 @@ class Ensemble:
             if is_overdue or (self._is_hurried and not is_patient):
                 child.kill()
                 deadline = time.monotonic() + within_s
-            self._wait_for_news(deadline)
+            self._await_event(deadline)
 
-    def _wait_for_news(self, deadline: float) -> None:
+    def _await_event(self, deadline: float) -> None:
         try:
-            news = self._news.get(timeout=max(deadline - time.monotonic(), 0))
+            event = self._events.get(timeout=max(deadline - time.monotonic(), 0))
         except Empty:
             return
-        # Not SIGTERM: where several programs pass it on, it comes several times.
-        if news == Asked(signal.SIGINT):
+        # Not SIGTERM: where several programs forward it, it arrives several times.
+        if event == StopRequested(signal.SIGINT):
             self._is_hurried = True
 
 
-def _say(line: str) -> None:
+def _find_server(pid: int) -> RunningServer:
+    for server in find_running_servers():
+        if server.pid == pid:
+            return server
+    raise InternalError("the server runs, but its runtime file is gone; stop it, and start it again")
+
+
+def _print(line: str) -> None:
     try:
         write_line(line)
-    except OSError:  # nobody reads our stdout, which is no reason to end
+    except OSError:  # the reader of stdout has closed it, which is no reason to end
         abandon_stdout()
 
 
@@ -237,12 +245,12 @@ def _flag(name: str, value: Any) -> str:
     return f"{flag_of(name)}={value}"
 
 
-def _code(child: Child) -> str:
+def _describe_exit(child: ManagedProcess) -> str:
     return f"exit code {child.exit_code}"
 
 
 def _program() -> str:
-    """This program by its path; relative where that is shorter."""
+    """Return the path of this program, relative to the current directory if it is below it."""
     path = Path(sys.argv[0]).absolute()
     if path.name != "himalia":
         return f"{sys.executable} -m himalia.cli"

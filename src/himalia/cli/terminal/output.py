@@ -1,4 +1,4 @@
-"""What the commands print: data on stdout, everything said about it on stderr."""
+"""The output of commands: data on stdout, messages about it on stderr."""
 
 from __future__ import annotations
 
@@ -16,53 +16,54 @@ if TYPE_CHECKING:
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
-# About what is printed
+# Messages
 
 
 def print_error(message: str) -> None:
-    """One sentence on stderr."""
-    _note("error", message, style="bold red")
+    """Print an error as one line on stderr."""
+    _print_message("error", message, style="bold red")
 
 
 def print_warning(message: str) -> None:
-    _note("warning", message, style="bold yellow")
+    """Print a warning as one line on stderr."""
+    _print_message("warning", message, style="bold yellow")
 
 
-def _note(kind: str, message: str, *, style: str) -> None:
+def _print_message(kind: str, message: str, *, style: str) -> None:
     from rich.console import Console
     from rich.text import Text
 
     # Text, not markup: a message may quote anything. Not wrapped, so that it stays one line in a log.
-    # Not as it is: what a server, a client or a kernel named may be meant for the terminal.
-    text = Text.assemble((f"{kind}: ", style), printable(message))
+    # Escaped: a name that a server, a client or a kernel chose may hold sequences that control the terminal.
+    text = Text.assemble((f"{kind}: ", style), escape_controls(message))
     Console(stderr=True).print(text, soft_wrap=True, highlight=False)
 
 
 def print_notice(notice: Notice) -> None:
-    """What happened to a subscription, in words on stderr."""
-    sentence = _sentence(notice)
-    if sentence is not None:
-        print_warning(sentence)
+    """Print an event of a subscription, such as a lost connection, on stderr."""
+    message = _describe_notice(notice)
+    if message is not None:
+        print_warning(message)
 
 
-def _sentence(notice: Notice) -> str | None:
+def _describe_notice(notice: Notice) -> str | None:
     from himalia.client import events
 
     match notice:
         case events.Dropped(topic, first, last, count):
             records = "record was" if count == 1 else "records were"
-            again = f"'himalia tail {topic} --from {first} --count {count}' shows them"
-            return f"{count} {records} dropped from {topic} ({first} to {last}) because we were too slow; {again}"
+            again = f"'himalia tail {topic} --from {first} --count {count}' prints them"
+            return f"{count} {records} dropped from {topic} ({first} to {last}): this command reads too slowly; {again}"
         case events.Gap(topic, requested, first, _):
-            return f"there is a gap in {topic}: offset {requested} is not there; going on at {first}"
+            return f"there is a gap in {topic}: offset {requested} is not there; continuing at {first}"
         case events.TopicDeleted(topic):
             return f"topic {topic} was deleted"
         case events.FilterFailure(topic, message):
             return f"the filter failed in {topic}: {message}"
         case events.Disconnected(reason):
-            return f"{reason}; trying again"
+            return f"{reason}; reconnecting"
         case events.Resumed(url):
-            return f"connected to {url} again"
+            return f"reconnected to {url}"
     return None
 
 
@@ -70,13 +71,13 @@ def _sentence(notice: Notice) -> str | None:
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on one line of stdout, flushed, so that a reader behind a pipe has it at once."""
+    """Print a JSON document as one line on stdout and flush it, so that a reader of the pipe gets it at once."""
     write_line(msgspec.json.encode(value).decode())
 
 
 def write_line(line: str) -> None:
-    """One line on stdout, in which control characters are escaped: names and texts of others may be in it."""
-    _write(printable(line))
+    """Print a line on stdout with control characters escaped: it may hold names and texts of others."""
+    _write(escape_controls(line))
 
 
 def _write(line: str) -> None:
@@ -85,7 +86,7 @@ def _write(line: str) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, empty: str) -> None:
-    """A table on stdout; numbers to the right. Says ``empty`` on stderr if there is nothing to show."""
+    """Print a table on stdout, or ``empty`` on stderr if it has no rows. Numbers are aligned right."""
     from rich.console import Console
 
     if not rows:
@@ -93,7 +94,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, empty:
         return
     console = Console()
     if not console.is_terminal:
-        # Behind a pipe nothing is cut off or wrapped.
+        # In a pipe nothing is cut off or wrapped.
         console = Console(width=10_000)
     console.print(make_table(columns, rows))
 
@@ -108,12 +109,12 @@ def make_table(columns: Sequence[str], rows: Sequence[Sequence[str]], title: str
         is_number = bool(rows) and rows[0][number].replace(".", "").isdigit()
         table.add_column(column, justify="right" if is_number else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(printable(cell)) for cell in row))
+        table.add_row(*(Text(escape_controls(cell)) for cell in row))
     return table
 
 
 class PublishedRange(msgspec.Struct, frozen=True):
-    """What a command published: how many messages, and the offsets of the first and the last one."""
+    """What a command published: the number of messages, and the offsets of the first and the last."""
 
     topic: str
     count: int
@@ -121,8 +122,8 @@ class PublishedRange(msgspec.Struct, frozen=True):
     last: int | None
 
 
-class _Line(msgspec.Struct):
-    """A record as one JSON object; ``himalia publish --envelope`` takes it as it is."""
+class _RecordLine(msgspec.Struct):
+    """A record as a JSON object, which ``himalia publish --envelope`` accepts."""
 
     topic: str
     offset: int
@@ -132,8 +133,8 @@ class _Line(msgspec.Struct):
     payload: msgspec.Raw
 
 
-def event_printer(*, json: bool) -> Callable[[Event], None]:
-    """How to print records: as JSON lines, in colours on a terminal, or plain."""
+def make_event_printer(*, json: bool) -> Callable[[Event], None]:
+    """Return a function that prints records: as JSON lines, in colours on a terminal, or plain."""
     if json:
         return _print_as_json
     from rich.console import Console
@@ -141,7 +142,7 @@ def event_printer(*, json: bool) -> Callable[[Event], None]:
 
     colours = Console().color_system if sys.stdout.isatty() else None
     if colours is None:
-        return lambda event: write_line(" ".join(_columns(event)))
+        return lambda event: write_line(" ".join(_format_columns(event)))
     from rich.console import COLOR_SYSTEMS
 
     system = COLOR_SYSTEMS[colours]
@@ -149,32 +150,32 @@ def event_printer(*, json: bool) -> Callable[[Event], None]:
     return lambda event: _write(
         " ".join(
             style.render(part, color_system=system)
-            for style, part in zip(styles, _columns(event), strict=True)
+            for style, part in zip(styles, _format_columns(event), strict=True)
         )
     )
 
 
 def _print_as_json(event: Event) -> None:
-    line = _Line(event.topic, event.offset, event.ts, event.id, event.headers, msgspec.Raw(event.raw))
+    line = _RecordLine(event.topic, event.offset, event.ts, event.id, event.headers, msgspec.Raw(event.raw))
     print_json(line)
 
 
-def _columns(event: Event) -> tuple[str, str, str, str]:
+def _format_columns(event: Event) -> tuple[str, str, str, str]:
     time = event.time.astimezone().isoformat(sep=" ", timespec="milliseconds")[:23]
-    return time, printable(event.topic), str(event.offset), printable(event.raw.decode())
+    return time, escape_controls(event.topic), str(event.offset), escape_controls(event.raw.decode())
 
 
-def printable(text: str) -> str:
-    """Text that cannot steer a terminal: control characters are escaped, as JSON does it.
+def escape_controls(text: str) -> str:
+    """Escape control characters as JSON does, so that a text cannot control the terminal.
 
-    Everything passes through here that another client, a kernel or a server may have named: a client id, or an error,
-    can hold sequences that clear the screen or fill the clipboard (OSC 52). JSON escapes only the first 32 of them.
+    Every text that another client, a kernel or a server chose is passed through here: a client id or an error may hold
+    sequences that clear the screen or fill the clipboard (OSC 52). JSON escapes only the first 32 of these characters.
     """
     return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def abandon_stdout() -> None:
-    """Whoever read stdout is gone. Points it elsewhere, so that the interpreter's last flush does not complain."""
+    """Redirect stdout to nothing after its reader closed the pipe: the interpreter's last flush would fail."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     os.close(null)

@@ -1,4 +1,4 @@
-"""How a run of the pipeline gets on: a picture on a terminal, lines behind a pipe, JSON for programs."""
+"""The progress of a pipeline: a live display on a terminal, lines in a pipe, JSON for programs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
-from himalia.cli.terminal.output import print_json, print_warning, printable
-from himalia.cli.terminal.units import show_duration
+from himalia.cli.terminal.output import escape_controls, print_json, print_warning
+from himalia.cli.terminal.units import format_duration
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 DONE = "done"
 
 
-class Display(Protocol):
-    """Where progress goes."""
+class ProgressDisplay(Protocol):
+    """Where progress is shown. Warnings may come from any thread, the rest from the pipeline's."""
 
-    def say(self, text: str) -> None: ...
+    def note(self, text: str) -> None: ...
 
     def warn(self, text: str) -> None: ...
 
@@ -31,45 +31,45 @@ class Display(Protocol):
 
 
 @contextmanager
-def display(*, json: bool) -> Iterator[Display]:
-    """What suits where stderr goes. Warnings of the pipeline are shown with it."""
+def open_display(*, json: bool) -> Iterator[ProgressDisplay]:
+    """Open the display that suits stderr. It also shows the warnings that the pipeline logs."""
     if json or not sys.stderr.isatty():
-        shown = _Lines(json=json)
-        with _heard(shown):
-            yield shown
+        lines = _LineDisplay(json=json)
+        with _capture_warnings(lines):
+            yield lines
     else:
-        with _Picture() as picture, _heard(picture):
-            yield picture
+        with _LiveDisplay() as live, _capture_warnings(live):
+            yield live
 
 
-def sentence(summary: Summary) -> str:
-    """A whole run in one line."""
+def format_summary(summary: Summary) -> str:
+    """Describe a whole run in one line."""
     if not summary.batches:
-        return "nothing new was taken in" + _lost(summary.lost)
+        return "there was nothing new to read" + _lost(summary.lost)
     records = "1 record" if summary.rows == 1 else f"{summary.rows:,} records"
     batches = "1 batch" if summary.batches == 1 else f"{summary.batches} batches"
     return (
-        f"took in {records} in {batches} and {show_duration(summary.seconds)} "
-        f"({summary.rows_per_s:,.0f}/s){_lost(summary.lost)}: {counted(summary.tables)}"
+        f"read {records} in {batches} and {format_duration(summary.seconds)} "
+        f"({summary.rows_per_s:,.0f}/s){_lost(summary.lost)}: {format_rows(summary.tables)}"
     )
 
 
-def counted(tables: Mapping[str, int]) -> str:
+def format_rows(tables: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {rows:,}" for name, rows in tables.items() if rows) or "no rows"
 
 
 def _lost(count: int) -> str:
-    return f"; {count:,} records were gone before they could be read" if count else ""
+    return f"; {count:,} records were deleted before they could be read" if count else ""
 
 
-class _Lines:
-    """A line for each batch: on stderr for people, on stdout as JSON for programs."""
+class _LineDisplay:
+    """Prints a line for each batch: on stderr for people, on stdout as JSON for programs."""
 
     def __init__(self, *, json: bool) -> None:
         self._json = json
 
-    def say(self, text: str) -> None:
-        print(printable(text), file=sys.stderr, flush=True)
+    def note(self, text: str) -> None:
+        print(escape_controls(text), file=sys.stderr, flush=True)
 
     def warn(self, text: str) -> None:
         print_warning(text)
@@ -80,14 +80,14 @@ class _Lines:
         if self._json:
             print_json(progress)
         else:
-            self.say(
+            self.note(
                 f"batch {progress.batch}: {progress.rows:,} records in {progress.seconds:.1f} s "
-                f"({progress.rows_per_s:,.0f}/s), {progress.lag:,} behind; {counted(progress.tables)}"
+                f"({progress.rows_per_s:,.0f}/s), {progress.lag:,} behind; {format_rows(progress.tables)}"
             )
 
 
-class _Picture:
-    """A bar over the records that were there, what is being done, and rows so far by table."""
+class _LiveDisplay:
+    """Shows a bar over the records in the log, the stage of the batch, and the rows written so far by table."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -106,25 +106,27 @@ class _Picture:
         self._rows: Counter[str] = Counter()
         self._console = Console(stderr=True)
         self._live = Live(
-            get_renderable=self._picture, console=self._console, transient=True, redirect_stdout=False
+            get_renderable=self._render, console=self._console, transient=True, redirect_stdout=False
         )
 
-    def __enter__(self) -> _Picture:
+    def __enter__(self) -> _LiveDisplay:
         self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._live.stop()
 
-    def say(self, text: str) -> None:
+    def note(self, text: str) -> None:
         from rich.text import Text
 
-        self._console.print(Text(printable(text), style="dim"), soft_wrap=True)
+        self._console.print(Text(escape_controls(text), style="dim"), soft_wrap=True)
 
     def warn(self, text: str) -> None:
         from rich.text import Text
 
-        self._console.print(Text.assemble(("warning: ", "bold yellow"), printable(text)), soft_wrap=True)
+        self._console.print(
+            Text.assemble(("warning: ", "bold yellow"), escape_controls(text)), soft_wrap=True
+        )
 
     def show(self, progress: Progress) -> None:
         done = progress.total_rows
@@ -139,20 +141,20 @@ class _Picture:
             total=done + left + progress.lag,
         )
 
-    def _picture(self) -> RenderableType:
+    def _render(self) -> RenderableType:
         from rich.console import Group
         from rich.text import Text
 
-        return Group(self._bars, Text("  " + counted(self._rows) if self._rows else "", style="dim"))
+        return Group(self._bars, Text("  " + format_rows(self._rows) if self._rows else "", style="dim"))
 
 
 @contextmanager
-def _heard(shown: Display) -> Iterator[None]:
+def _capture_warnings(display: ProgressDisplay) -> Iterator[None]:
     """Show what the pipeline logs as a warning."""
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            shown.warn(record.getMessage())
+            display.warn(record.getMessage())
 
     handler = Handler(logging.WARNING)
     logger = logging.getLogger("himalia")

@@ -1,4 +1,4 @@
-"""Asking whoever sits at the terminal, for code that calls ``input()``."""
+"""The terminal's keyboard, for code that calls ``input()``."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from types import TracebackType
 from typing import Any, Self
 
 END_OF_INPUT = "\x04"
-"""What Jupyter sends where a terminal has Ctrl-D: the code gets its ``EOFError``."""
+"""What Jupyter clients send for Ctrl-D: the code gets its ``EOFError``."""
 _LOCAL_MODES = 3
-"""Which of the settings of a terminal has the flag for echoing."""
+"""The index of the terminal's setting that has the flag for echo."""
 
 
-class Terminal:
-    """The terminal's keyboard. As a context manager it leaves the terminal as it was, also from within a password."""
+class Keyboard:
+    """Reads lines from the terminal. As a context manager it restores the terminal's settings, also echo."""
 
     def __init__(self) -> None:
         self._settings: Any = None
@@ -39,7 +39,7 @@ class Terminal:
 
     @contextmanager
     def without_echo(self) -> Iterator[None]:
-        """Nobody sees what is typed. To be entered before the prompt is shown: people type at once."""
+        """Turn echo off within this block. Enter it before the prompt is shown: users type at once."""
         import termios
 
         changed = termios.tcgetattr(sys.stdin)
@@ -51,19 +51,19 @@ class Terminal:
             termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._settings)
 
     async def read_line(self) -> str:
-        """A line that somebody types. Read by a thread that nobody waits for: there may never be one."""
+        """Return the next line that the user types. A daemon thread reads it, as it may never come."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[str] = loop.create_future()
 
-        def settle(line: str) -> None:
+        def resolve(line: str) -> None:
             if not answer.done():
                 answer.set_result(line)
 
         def read() -> None:
             line = sys.stdin.readline()
             try:
-                loop.call_soon_threadsafe(settle, line.rstrip("\n") if line else END_OF_INPUT)
-            except RuntimeError:  # the loop is closed; nobody asks any more
+                loop.call_soon_threadsafe(resolve, line.rstrip("\n") if line else END_OF_INPUT)
+            except RuntimeError:  # the loop is closed: the command has ended
                 pass
 
         threading.Thread(target=read, name="himalia-keyboard", daemon=True).start()

@@ -1,4 +1,4 @@
-"""Standard output and error: terminals, pipes, or one of each; escape sequences that may pass."""
+"""Standard output and error, each a terminal or a pipe; filtering of escape sequences."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from enum import StrEnum
 from typing import NamedTuple, TextIO
 
 HELD_MAX = 256
-"""Characters of a sequence that is not over; more than any colour needs."""
+"""Characters of an unfinished sequence that are held back; more than any colour needs."""
 
 _SEQUENCE = re.compile(
     r"\x1b(?:"
     r"\[[0-?]*[ -/]*[@-~]"  # CSI: colours, the cursor
-    r"|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)"  # OSC, DCS and their kin: everything that is no picture of text
+    r"|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)"  # OSC, DCS and their kin: nothing that is shown as text
     r"|[ -/]*[0-OQ-WYZ\\`-~]"  # two or three characters: character sets and resets
     r")"
 )
@@ -21,14 +21,14 @@ _UNFINISHED = re.compile(r"\x1b(?:\[[0-?]*[ -/]*|[\]PX^_][^\x07\x1b]*\x1b?|[ -/]
 _HARMLESS = re.compile(r"\x1b\[[\d;:]*[mABCDGK]")
 _COLOUR = re.compile(r"\x1b\[[\d;:]*m")
 _CONTROL = re.compile(r"[\x00-\x07\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f]")
-"""Control characters that do more than to move the cursor in its line."""
+"""Control characters that do more than move the cursor within its line."""
 
 
 class Escapes:
-    """A filter of one stream of text that may be cut anywhere, also within a sequence.
+    """Filters the escape sequences of one stream of text, whose pieces may end anywhere, also within a sequence.
 
-    For a ``terminal`` colours stay, and so do movements within what a progress bar draws; with ``colours`` off
-    (``NO_COLOR``) only the latter. For anything else every sequence goes, and the text stays as it is.
+    A ``terminal`` gets colours, and the cursor movements of progress bars; with ``colours`` off (``NO_COLOR``) only the
+    latter. Anything else gets the text without sequences.
     """
 
     def __init__(self, *, terminal: bool, colours: bool) -> None:
@@ -46,7 +46,7 @@ class Escapes:
         text = _SEQUENCE.sub(self._decide, text)
         if not self._terminal:
             return text
-        # What begins a sequence that we do not know must not begin one that the terminal knows.
+        # The beginning of a sequence unknown to us must not begin one that the terminal knows.
         return _CONTROL.sub("", re.sub(r"\x1b(?!\[[\d;:]*[mABCDGK])", "", text))
 
     def _decide(self, found: re.Match[str]) -> str:
@@ -56,7 +56,7 @@ class Escapes:
 
 
 def strip(text: str) -> str:
-    """Text without escape sequences."""
+    """Return a text without its escape sequences."""
     return _SEQUENCE.sub("", text)
 
 
@@ -76,8 +76,8 @@ class Mark(NamedTuple):
     column: int
 
 
-class Cursor:
-    """Where the cursor is, as far as it can be known from what was written: rows from where we began."""
+class ScreenCursor:
+    """The position of the cursor, as computed from what was written. Row 0 is where the first output began."""
 
     def __init__(self, width: int | None) -> None:
         self.row = 0
@@ -86,7 +86,7 @@ class Cursor:
 
     def advance(self, text: str) -> None:
         if self._width is None:
-            # Of a pipe only whether a line has been begun matters.
+            # For a pipe it only matters whether the line is empty.
             self.column = 0 if text.endswith("\n") else 1
             return
         for step in _STEP.findall(text):
@@ -106,16 +106,16 @@ class Cursor:
             from rich.cells import cell_len
 
             reached = self.column + cell_len(step)
-            # A terminal goes to the next row only when there is something to write there.
+            # A terminal moves to the next row only when there is a character to write there.
             rows = max(reached - 1, 0) // width
             self.row, self.column = self.row + rows, reached - rows * width
 
 
 class Screen:
-    """Writes text of a program to stdout and stderr, and can take back what it wrote to a terminal.
+    """Writes a program's text to stdout and stderr, and can erase what it wrote to a terminal.
 
-    Where both are terminals they are taken for the same one, with one cursor. ``status`` is a line that stays below
-    everything else, on stderr, if that is a terminal.
+    If both are terminals they are assumed to be the same one, with one cursor. ``status`` is a line that stays below
+    everything else; it is written to stderr, if that is a terminal.
     """
 
     def __init__(self, out: TextIO, err: TextIO) -> None:
@@ -123,9 +123,9 @@ class Screen:
         self._escapes = {name: _escapes_for(file) for name, file in self._files.items()}
         self._terminal = next((file for file in (out, err) if file.isatty()), None)
         self._height, width = _size_of(self._terminal) if self._terminal else (0, None)
-        shared = Cursor(width)
+        shared = ScreenCursor(width)
         self._cursors = {
-            name: shared if file.isatty() else Cursor(None) for name, file in self._files.items()
+            name: shared if file.isatty() else ScreenCursor(None) for name, file in self._files.items()
         }
         self._cursor = shared
         self._status = ""
@@ -140,24 +140,25 @@ class Screen:
     # Text
 
     def write(self, text: str, stream: Stream = Stream.OUT) -> None:
-        """Text from outside: what is no colour is kept from a terminal."""
+        """Write text of a kernel; a terminal gets no sequences but colours and movements within a line."""
         self._put(self._escapes[stream].feed(text), stream)
 
     def write_own(self, text: str, style: str = "", stream: Stream = Stream.OUT) -> None:
-        """Text of ours, on a line of its own, in a style (``2`` dim, ``31`` red) where there are colours."""
+        """Write text of this command on a line of its own, in a style (``2`` dim, ``31`` red) if there are colours."""
         self.begin_line(stream)
-        self._put(self.styled(text, style, stream) + "\n", stream)
+        self._put(self.style(text, style, stream) + "\n", stream)
 
-    def styled(self, text: str, style: str, stream: Stream = Stream.OUT) -> str:
+    def style(self, text: str, style: str, stream: Stream = Stream.OUT) -> str:
+        """Return a text with the codes of a style, if the stream has colours."""
         return f"\x1b[{style}m{text}\x1b[0m" if style and self.has_colours(stream) else text
 
     def begin_line(self, stream: Stream = Stream.OUT) -> None:
-        """End a line that something else has begun."""
+        """End the current line, unless it is empty."""
         if self._cursors[stream].column:
             self._put("\n", stream)
 
-    def line_was_typed(self) -> None:
-        """Somebody at the terminal pressed Enter, and the terminal echoed it."""
+    def advance_line(self) -> None:
+        """Move the cursor down by the line break that the terminal echoed when the user pressed Enter."""
         self._cursor.advance("\n")
 
     def _put(self, text: str, stream: Stream) -> None:
@@ -171,32 +172,32 @@ class Screen:
         file.flush()
         self.show_status(self._status)
 
-    # Taking back
+    # Erasing
 
     def mark(self) -> Mark:
         return Mark(self._cursor.row, self._cursor.column)
 
     def erase_to(self, mark: Mark) -> None:
-        """Take back what was written to the terminal since, as far as it has not left the screen."""
+        """Erase what was written to the terminal since the mark, as far as it has not scrolled off the screen."""
         if self._terminal is None:
             return
         self._hide_status()
         up = min(self._cursor.row - mark.row, self._height - 1)
-        # What was written upwards of the mark is not ours to take back.
+        # Text above the mark is not erased.
         move = f"\x1b[{up}A" if up > 0 else ""
         self._terminal.write(f"{move}\r" + (f"\x1b[{mark.column}C" if mark.column else "") + ERASE_BELOW)
         self._terminal.flush()
         self._cursor.row, self._cursor.column = mark
 
-    # The line below
+    # The status line
 
     def show_status(self, text: str) -> None:
-        """Show this below everything, or nothing; while another line is unfinished it waits for its end."""
+        """Show a line below everything else, none if it is empty; it waits until the current line is complete."""
         self._status = text
         err = self._files[Stream.ERR]
         if not err.isatty() or self._cursor.column or not (text or self._is_status_shown):
             return
-        # The cursor goes back to the beginning of the line, so that whatever is written next is in its place.
+        # The cursor returns to the beginning of the line, so that the next output replaces the status.
         err.write(f"{ERASE_TO_END_OF_LINE}{text}\r")
         err.flush()
         self._is_status_shown = bool(text)
@@ -210,7 +211,7 @@ class Screen:
 
 def _escapes_for(file: TextIO) -> Escapes:
     if hasattr(file, "reconfigure"):
-        # A program may print what is no character of this terminal, or of any.
+        # A program may print characters that the encoding of the terminal does not have.
         file.reconfigure(errors="backslashreplace")
     return Escapes(terminal=file.isatty(), colours=_has_colours(file))
 
@@ -220,7 +221,7 @@ def _has_colours(file: TextIO) -> bool:
 
 
 def _size_of(terminal: TextIO) -> tuple[int, int]:
-    """Rows and columns; a terminal that does not know its size says 0."""
+    """Return rows and columns; a terminal that does not know its size reports 0."""
     try:
         size = os.get_terminal_size(terminal.fileno())
     except OSError:

@@ -1,4 +1,4 @@
-"""Rows in a terminal, cut to fit; the result of a query."""
+"""Tables in a terminal, cut to fit; printing the result of a query."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from himalia.cli.terminal.output import abandon_stdout, print_warning, printable
+from himalia.cli.terminal.output import abandon_stdout, escape_controls, print_warning
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,26 +23,26 @@ MISSING = "-"
 WIDTH_MIN = 6
 LINE_BREAK = "⏎"
 SHARES = ("_rate", "_share")
-"""How columns end that are shown in percent."""
+"""Endings of the names of columns that are shown in percent."""
 
 
-class Column:
-    """One column of a table that people look at: its cells as text."""
+class PrintedColumn:
+    """A column of a printed table: its cells as text."""
 
     def __init__(self, name: str, values: Sequence[Any]) -> None:
         known = [value for value in values if value is not None]
         self.name = name
         self.is_number = bool(known) and all(isinstance(value, int | float) for value in known)
         if known and all(isinstance(value, datetime) for value in known):
-            self.cells = _moments(values)
+            self.cells = _format_times(values)
         elif self.is_number and name.endswith(SHARES):
             self.cells = [MISSING if value is None else f"{value:.1%}" for value in values]
         else:
-            self.cells = [MISSING if value is None else _text(value) for value in values]
+            self.cells = [MISSING if value is None else _format_value(value) for value in values]
 
 
-def _moments(values: Sequence[datetime | None]) -> list[str]:
-    """Times in the zone of whoever looks, no finer than the column needs."""
+def _format_times(values: Sequence[datetime | None]) -> list[str]:
+    """Format times in the local time zone, no finer than the column needs."""
     from himalia.tables.result import utc
 
     known = [value for value in values if value is not None]
@@ -58,32 +58,32 @@ def _moments(values: Sequence[datetime | None]) -> list[str]:
     ]
 
 
-def _text(value: Any) -> str:
+def _format_value(value: Any) -> str:
     match value:
         case bool():
             return "yes" if value else "no"
         case float():
             return f"{value:.1f}" if abs(value) >= 10 else f"{value:.3g}"
         case list():
-            return ", ".join(_text(item) for item in value)
+            return ", ".join(_format_value(item) for item in value)
         case dict():
-            return ", ".join(f"{key}={_text(item)}" for key, item in value.items())
+            return ", ".join(f"{key}={_format_value(item)}" for key, item in value.items())
         case _:
-            return printable(str(value).rstrip("\n").replace("\n", LINE_BREAK).replace("\t", " "))
+            return escape_controls(str(value).rstrip("\n").replace("\n", LINE_BREAK).replace("\t", " "))
 
 
-def print_columns(columns: Sequence[Column]) -> None:
-    """Print them on stdout: as wide as the terminal, or behind a pipe with nothing cut off."""
+def print_columns(columns: Sequence[PrintedColumn]) -> None:
+    """Print a table on stdout: as wide as the terminal, or in a pipe with nothing cut off."""
     from rich.console import Console
 
     console = Console()
     if console.is_terminal:
-        console.print(_table(columns, _widths(columns, console)))
+        console.print(_table(columns, _fit_widths(columns, console)))
     else:
         Console(width=1_000_000).print(_table(columns, None))
 
 
-def _table(columns: Sequence[Column], widths: Sequence[int] | None) -> Any:
+def _table(columns: Sequence[PrintedColumn], widths: Sequence[int] | None) -> Any:
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -105,11 +105,11 @@ def _table(columns: Sequence[Column], widths: Sequence[int] | None) -> Any:
     return table
 
 
-def _widths(columns: Sequence[Column], console: Console) -> list[int]:
-    """How wide each column is, so that all fit: the widest gives way first."""
+def _fit_widths(columns: Sequence[PrintedColumn], console: Console) -> list[int]:
+    """Return the width of each column, so that all fit: the widest are narrowed first."""
     from rich.cells import cell_len
 
-    # Between two columns there are two blanks and a border that is not seen; and one more at each end.
+    # Between two columns there are two blanks and an invisible border, and one blank at each end.
     room = console.width - 3 * (len(columns) - 1) - 2
     widest = [max(cell_len(text) for text in (column.name, *column.cells)) for column in columns]
     widths = [min(width, console.width) for width in widest]
@@ -118,25 +118,23 @@ def _widths(columns: Sequence[Column], console: Console) -> list[int]:
     return widths
 
 
-Ask = Callable[[], "Result"]
+Query = Callable[[], "Result"]
 
 
-def print_as_table(ask: Ask, limit: int, *, empty: str) -> None:
-    """Print at most ``limit`` rows, and say on stderr if there are more, or what is ``empty`` if there are none."""
-    from himalia.cli.terminal.tables import Column, print_columns
-
-    with asking():
-        columns, count = _columns(ask(), limit + 1)
+def print_as_table(query: Query, limit: int, *, empty: str) -> None:
+    """Print at most ``limit`` rows; report on stderr that there are more, or ``empty`` if there are none."""
+    with interruptible():
+        columns, count = _read_columns(query(), limit + 1)
     if count == 0:
         print_warning(empty)
         return
-    print_columns([Column(name, values[:limit]) for name, values in columns.items()])
+    print_columns([PrintedColumn(name, values[:limit]) for name, values in columns.items()])
     if count > limit:
-        print(f"there are more than these {limit} rows; --limit shows more", file=sys.stderr)
+        print(f"there are more than these {limit} rows; raise --limit to see them", file=sys.stderr)
 
 
-def _columns(result: Result, rows: int) -> tuple[dict[str, list[Any]], int]:
-    """The values of each column, and how many rows that are."""
+def _read_columns(result: Result, rows: int) -> tuple[dict[str, list[Any]], int]:
+    """Return the values of each column for at most so many rows, and the number of rows."""
     from himalia.tables.result import columns_of
 
     found: dict[str, list[Any]] = {name: [] for name in result.schema.names}
@@ -151,25 +149,27 @@ def _columns(result: Result, rows: int) -> tuple[dict[str, list[Any]], int]:
     return found, count
 
 
-def print_as_json(ask: Ask) -> None:
-    """Print all rows as one JSON array, a row a line, as they come."""
+def print_as_json(query: Query) -> None:
+    """Print all rows as one JSON array, one row a line, while they are read."""
     from himalia.tables.result import rows_of
 
-    with asking():
-        # The first rows are there before anything is printed: a query that is wrong prints nothing.
+    with interruptible():
+        # The first rows are read before anything is printed: a query that fails prints nothing.
         before = "["
-        for batch in ask():
+        for batch in query():
             for row in rows_of(batch):
-                sys.stdout.write(before + printable(msgspec.json.encode(row).decode()))
+                sys.stdout.write(before + escape_controls(msgspec.json.encode(row).decode()))
                 before = ",\n"
         sys.stdout.write("[]\n" if before == "[" else "]\n")
         sys.stdout.flush()
 
 
 @contextmanager
-def asking() -> Iterator[None]:
-    """Until the answer is there, or whoever reads it has gone. Ctrl-C ends the process at once: while the engine works
-    it would not hear of it otherwise."""
+def interruptible() -> Iterator[None]:
+    """Have Ctrl-C end the process at once within this block: Python's handler would not run while the engine works.
+
+    A reader that closes the pipe ends the block without an error.
+    """
     before = signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Durations, sizes and times as people write them on a command line, and as they read them."""
+"""Durations, sizes and times: parsing what a user types, and formatting."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)\Z")
 
 
 def parse_duration(text: str) -> float:
-    """Seconds from ``90``, ``15m``, ``12h``, ``7d``, ``2w``."""
+    """Return seconds from ``90``, ``15m``, ``12h``, ``7d``, ``2w``."""
     return _parse(text, _SECONDS, "a duration such as 3600, 15m, 12h or 7d")
 
 
 def parse_size(text: str) -> int:
-    """Bytes from ``1000000``, ``500MB``, ``2GiB``."""
+    """Return bytes from ``1000000``, ``500MB``, ``2GiB``."""
     return int(_parse(text, _BYTES, "a size such as 1000000, 500MB or 2GiB", BYTES_MAX))
 
 
 def parse_since(text: str) -> str:
-    """A point in time for the server: ISO 8601, seconds since 1970, or how long ago (``10m``)."""
+    """Return a time as the server reads it, from ISO 8601, seconds since 1970, or an age (``10m``)."""
     try:
         parse_ts(text)
         return text
@@ -51,7 +51,7 @@ def _parse(text: str, units: dict[str, int], wanted: str, limit: float = SECONDS
     return quantity
 
 
-def show_size(size: float) -> str:
+def format_size(size: float) -> str:
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
@@ -59,7 +59,7 @@ def show_size(size: float) -> str:
     return f"{size:.1f} TB"
 
 
-def show_duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
         if seconds >= length:
             return f"{seconds / length:.1f} {unit}"

@@ -16,11 +16,11 @@ TARGET = "jupyter.widget"
 VIEW = "application/vnd.jupyter.widget-view+json"
 STATE = "application/vnd.jupyter.widget-state+json"
 BYTES_MAX = 64 << 20
-"""What the state of all widgets may take; beyond it the oldest are dropped."""
+"""The limit of the state of all widgets; beyond it the oldest are dropped."""
 MODEL_BYTES = 200
-"""What a model counts for beside its state: empty ones must not be free."""
+"""The size that a model counts for in addition to its state: an empty one is not free."""
 PARTS_MAX = 200
-"""Of one displayed widget: models may refer to each other in any way."""
+"""The parts of one displayed widget that are visited: models may refer to each other in any way."""
 BAR_WIDTH = 24
 
 _REFERENCE = "IPY_MODEL_"
@@ -34,7 +34,7 @@ _encode = msgspec.json.encode
 
 
 class Model:
-    """A widget, or a part of one such as its layout. Buffers are by the path of the value they stand for."""
+    """A widget, or a part of one such as its layout. ``buffers`` has them by the path of the value they belong to."""
 
     __slots__ = ("_sizes", "buffers", "is_closed", "state")
 
@@ -63,25 +63,25 @@ class Model:
 
 
 class Widgets:
-    """The state of all widgets that were told of. Never raises: a kernel may say anything."""
+    """The state of all widgets of a kernel. Never raises, whatever a kernel sends."""
 
     def __init__(self, bytes_max: int = BYTES_MAX) -> None:
         self._models: dict[str, Model] = {}
         self._bytes_max = bytes_max
         self._size_bytes = 0
         self.dropped = 0
-        """Models that were let go for want of room."""
+        """The number of models that were dropped because of ``bytes_max``."""
 
     def __len__(self) -> int:
         return len(self._models)
 
-    def take(self, msg_type: str, content: Mapping[str, Any], buffers: Sequence[str] = ()) -> bool:
-        """Take a comm message; says whether it changed something."""
+    def apply(self, msg_type: str, content: Mapping[str, Any], buffers: Sequence[str] = ()) -> bool:
+        """Apply a comm message; return whether it changed a widget."""
         comm_id = content.get("comm_id")
         if not isinstance(comm_id, str):
             return False
         if msg_type == "comm_open" and content.get("target_name") == TARGET:
-            self._forget(comm_id)
+            self._remove(comm_id)
             self._models[comm_id] = Model()
             self._size_bytes += MODEL_BYTES
         model = self._models.get(comm_id)
@@ -103,17 +103,17 @@ class Widgets:
             model.add_buffer(path, buffer)
         self._size_bytes += model.size_bytes
         while self._size_bytes > self._bytes_max and self._models:
-            self._forget(next(iter(self._models)))
+            self._remove(next(iter(self._models)))
             self.dropped += 1
         return True
 
-    def _forget(self, comm_id: str) -> None:
+    def _remove(self, comm_id: str) -> None:
         model = self._models.pop(comm_id, None)
         if model is not None:
             self._size_bytes -= model.size_bytes
 
     def as_metadata(self) -> dict[str, Any] | None:
-        """What a notebook keeps of them, as nbclient writes it; ``None`` if there are none."""
+        """Return their state as a notebook stores it and nbclient writes it; ``None`` if there are none."""
         state: dict[str, Any] = {}
         for comm_id, model in self._models.items():
             if model.name:
@@ -133,14 +133,14 @@ class Widgets:
         return model is not None and model.name in (*_PROGRESS, *_TEXTS, *_ROWS, *_COLUMNS)
 
     def text(self, model_id: str) -> str:
-        """A widget as text, on one line or, for a column of them, several; empty if it is not to be seen."""
+        """Return a widget as text, of several lines for a column of widgets; empty if it is hidden."""
         model = self._models.get(model_id)
         if model is not None and model.name in _PROGRESS and not self._is_hidden(model):
             return f"{self._progress(model)} {_share(model) * 100:.0f}%"
         return self._text(model_id, [])
 
     def _text(self, model_id: str, seen: list[str]) -> str:
-        """``seen`` are the parts that were looked at before."""
+        """Return a part of a widget as text. ``seen`` are the parts visited before."""
         model = self._models.get(model_id)
         seen.append(model_id)
         if model is None or len(seen) > PARTS_MAX or self._is_hidden(model):
@@ -148,36 +148,36 @@ class Widgets:
         if model.name in _PROGRESS:
             return self._progress(model)
         if model.name in _TEXTS:
-            return _joined(_plain(model.state.get("description")), _plain(model.state.get("value")))
+            return _join(_plain(model.state.get("description")), _plain(model.state.get("value")))
         if model.name in (*_ROWS, *_COLUMNS):
             children = model.state.get("children")
             shown = children[:PARTS_MAX] if isinstance(children, list) else []
-            parts = [self._text(_referred(child), seen) for child in shown]
+            parts = [self._text(_referenced_id(child), seen) for child in shown]
             return ("\n" if model.name in _COLUMNS else " ").join(part for part in parts if part)
         return f"[{model.name.removesuffix('Model')}]"
 
     def _progress(self, model: Model) -> str:
-        return _joined(_plain(model.state.get("description")), _bar(_share(model)))
+        return _join(_plain(model.state.get("description")), _bar(_share(model)))
 
     def _is_hidden(self, model: Model) -> bool:
-        layout = self._models.get(_referred(model.state.get("layout")))
+        layout = self._models.get(_referenced_id(model.state.get("layout")))
         look = layout.state if layout is not None else {}
         return model.is_closed or look.get("display") == "none" or look.get("visibility") == "hidden"
 
 
 def model_in(data: Mapping[str, Any]) -> str:
-    """The id of the widget that is displayed by this data; empty if none is."""
+    """Return the id of the widget that a MIME bundle displays; empty if it displays none."""
     view = data.get(VIEW)
     found = view.get("model_id") if isinstance(view, dict) else None
     return found if isinstance(found, str) else ""
 
 
-def _referred(value: Any) -> str:
+def _referenced_id(value: Any) -> str:
     return value.removeprefix(_REFERENCE) if isinstance(value, str) else ""
 
 
 def _share(model: Model) -> float:
-    """How much of it is done, from 0 to 1."""
+    """Return the progress of a bar, from 0 to 1."""
     least, most, value = (_number(model.state.get(key)) for key in ("min", "max", "value"))
     share = (value - least) / (most - least) if most > least else 0.0
     return min(max(share, 0.0), 1.0)
@@ -194,21 +194,21 @@ def _bar(share: float) -> str:
 
 
 def _plain(value: Any) -> str:
-    """The text of HTML, on one line."""
+    """Return the text of HTML on one line."""
     text = html.unescape(_TAG.sub("", value)) if isinstance(value, str) else ""
     return " ".join(text.split())
 
 
-def _joined(*parts: str) -> str:
+def _join(*parts: str) -> str:
     return " ".join(part for part in parts if part)
 
 
 SHOWN_MAX = 10
-"""Widgets that are drawn again at a change; what was displayed before stays as it is."""
+"""The number of widgets that are redrawn when they change; those displayed before them stay as they are."""
 
 
 class WidgetBlock:
-    """On a terminal they stay below what the code prints. In a pipe each is written once, as it is at the end."""
+    """The displayed widgets. On a terminal they stay below the output; in a pipe each is written once, at the end."""
 
     def __init__(self, screen: Screen, widgets: Widgets) -> None:
         self._screen = screen
@@ -216,11 +216,11 @@ class WidgetBlock:
         self._models: list[str] = []
         self._place: Mark | None = None
         self._drawn = ""
-        self._is_held = False
+        self._is_paused = False
 
     def add(self, model_id: str) -> None:
-        """Display a widget below those that are there."""
-        self.lift()
+        """Display a widget below the others."""
+        self.erase()
         if model_id in self._models:
             self._models.remove(model_id)
         if len(self._models) >= SHOWN_MAX:
@@ -228,41 +228,41 @@ class WidgetBlock:
         self._models.append(model_id)
         self.draw()
 
-    def lift(self) -> None:
-        """Take them off the terminal, so that something can be written there."""
+    def erase(self) -> None:
+        """Erase the widgets from the terminal, so that output can be written in their place."""
         if self._place is not None:
             self._screen.erase_to(self._place)
         self._place, self._drawn = None, ""
 
     def draw(self) -> None:
-        """Draw them, if they are not drawn as they are now."""
-        if self._is_held or not self._screen.is_terminal(Stream.OUT):
+        """Draw the widgets, unless they are drawn in their present state."""
+        if self._is_paused or not self._screen.is_terminal(Stream.OUT):
             return
         text = self._text()
         if text == self._drawn:
             return
-        self.lift()
+        self.erase()
         if text:
             self._place, self._drawn = self._screen.mark(), text
             self._write(text)
 
-    def settle(self) -> None:
-        """Leave them as they are now: they belong to code that has ended."""
+    def freeze(self) -> None:
+        """Draw the widgets for the last time: the code that made them has ended."""
         if self._models and not self._screen.is_terminal(Stream.OUT):
             self._write(self._text())
         self.draw()
         self._models, self._place, self._drawn = [], None, ""
 
-    def forget(self) -> None:
-        """The output that they belong to is cleared."""
-        self.lift()
+    def clear(self) -> None:
+        """Erase and drop the widgets, with the output that they belong to."""
+        self.erase()
         self._models = []
 
-    def hold(self, *, held: bool) -> None:
-        """While somebody types below the output, nothing is drawn."""
-        if held:
-            self.lift()
-        self._is_held = held
+    def set_paused(self, *, paused: bool) -> None:
+        """Draw nothing while the user types below the output."""
+        if paused:
+            self.erase()
+        self._is_paused = paused
 
     def _text(self) -> str:
         return "\n".join(text for text in map(self._widgets.text, self._models) if text)

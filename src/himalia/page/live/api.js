@@ -1,4 +1,4 @@
-// REST, as the protocol describes it. A cookie that no script can read holds the session; the page keeps no key.
+// Calls of the REST API. A cookie that scripts cannot read holds the session; the page stores no key.
 
 export class ApiError extends Error {
   constructor(status, code, message) {
@@ -36,22 +36,22 @@ async function answer(response) {
 
 export const get = async (path, params, signal) => answer(await call("GET", path, { params, signal }));
 export const post = (path, body) => postText(path, JSON.stringify(body));
-/** Post JSON that is text already, as it is. */
+/** Post JSON text unchanged. */
 export const postText = async (path, text) => answer(await call("POST", path, { text }));
 export const remove = async (path) => answer(await call("DELETE", path));
 
-/** Health answers also when it is bad (503), and to strangers with little more than its status. */
+/** The health of the server, also if it is unhealthy (503). Without a session it is little more than the status. */
 export async function health() {
   const response = await call("GET", "/health");
   const found = await response.json().catch(() => null);
-  if (!found?.status) throw new ApiError(response.status, "UNAVAILABLE", "the server does not say how it is");
+  if (!found?.status) throw new ApiError(response.status, "UNAVAILABLE", "the server does not report its health");
   return found;
 }
 
-/** The text of an answer; null if it is longer than this, which is then not read to its end. */
+/** The text of an answer; null if it is longer than `charsMax`, and then the rest is not read. */
 export async function textUpTo(path, params, signal, charsMax) {
-  const reading = new AbortController();
-  const response = await call("GET", path, { params, signal: AbortSignal.any([signal, reading.signal]) });
+  const reader = new AbortController();
+  const response = await call("GET", path, { params, signal: AbortSignal.any([signal, reader.signal]) });
   if (!response.ok) return answer(response);
   const parts = [];
   let chars = 0;
@@ -59,7 +59,7 @@ export async function textUpTo(path, params, signal, charsMax) {
     parts.push(part);
     chars += part.length;
     if (chars > charsMax) {
-      reading.abort();
+      reader.abort();
       return null;
     }
   }
@@ -80,12 +80,12 @@ export async function text(path) {
   return response.ok ? response.text() : answer(response);
 }
 
-/** Who is signed in, and until when: `{caller, expires}`; 401 if nobody is. */
+/** The session, `{caller, expires}`; 401 if there is none. */
 export const session = () => get("/session");
 
-/** Exchange a key for a session. The key goes into a header, and nowhere else. */
+/** Exchange a key for a session. The key is sent in a header only. */
 export async function signIn(key) {
-  if (!/^[\x21-\x7e]+$/.test(key)) throw new ApiError(401, "UNAUTHORIZED", "a key is made of letters, digits and signs, without spaces");
+  if (!/^[\x21-\x7e]+$/.test(key)) throw new ApiError(401, "UNAUTHORIZED", "a key consists of letters, digits and signs, without spaces");
   return answer(await call("POST", "/session", { headers: { Authorization: `Bearer ${key}` } }));
 }
 

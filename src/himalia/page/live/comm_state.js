@@ -1,5 +1,5 @@
 // The widgets of a kernel (ipywidgets, and tqdm.auto with it): displayed once, and then only changed by comm messages.
-// Without elements; keeps of each what the page can draw.
+// Without elements; keeps the values that the page can draw.
 
 const TARGET = "jupyter.widget";
 const REFERENCE = "IPY_MODEL_";
@@ -17,8 +17,8 @@ export class Widgets {
   #models = new Map();
   #chars = 0;
 
-  /** Take a comm message; the id of the model that it changed, or null. Never throws on what a kernel says. */
-  take(type, content) {
+  /** Apply a comm message; returns the id of the model that it changed, or null. Never throws, whatever a kernel sends. */
+  apply(type, content) {
     const id = content.comm_id;
     if (typeof id !== "string") return null;
     if (type === "comm_open" && content.target_name === TARGET) {
@@ -57,7 +57,7 @@ export class Widgets {
     return layout.display === "none" || layout.visibility === "hidden";
   }
 
-  /** A model and all that it is a part of. */
+  /** A model, and every model that contains it. */
   around(id) {
     const found = new Set([id]);
     for (const one of found) {

@@ -1,23 +1,23 @@
-// One WebSocket for the whole page. Subscriptions outlive it: each knows the next offset that it wants, and asks for
-// exactly that when the connection is back. So nothing is missing and nothing comes twice.
+// One WebSocket for the whole page. Subscriptions outlive it: each keeps its next offset, and resumes there after a
+// reconnection, so that no record is missing or repeated.
 
-const BUDGET_MS = 8; // of each animation frame; the rest is for whoever clicks
+const BUDGET_MS = 8; // of each animation frame; the rest is for the user
 const SLEEP_AFTER_MS = 15_000;
 const BACKOFF_MS = [250, 500, 1000, 2000, 5000, 10_000];
 
-/** Unique to this page load: two tabs must not take each other's subscriptions over. */
+/** Unique to this page load: two tabs must not replace each other's subscriptions. */
 const PAGE = [...crypto.getRandomValues(new Uint8Array(6))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 
-/** A worker's address is code to the browser; this is the only one there is. */
+/** The browser treats the address of a worker as code; this is the only one that the policy allows. */
 const ADDRESS = "/page/live/socket_worker.js";
 const trusted = globalThis.trustedTypes?.createPolicy("himalia-worker", { createScriptURL: () => ADDRESS });
 
 /**
- * `state` is "connecting", "open", "waiting" (to try again), "catching up", "asleep" (the page is hidden) or "closed". A `change`
- * event tells of each.
+ * `state` is "connecting", "open", "waiting" (to reconnect), "catching up", "asleep" (the page is hidden) or "closed"; each
+ * change dispatches a `change` event.
  *
- * The socket itself is in a worker. What comes is pulled from there in batches, and taken in a few milliseconds per
- * frame. If the worker's queue overflows it hangs up; when all is worked off we come back at the offset where we were.
+ * The socket is in a worker. Messages are pulled from there in batches and processed for a few milliseconds per frame. If
+ * the worker's queue overflows it closes the socket; the page processes the queue, then resumes at its next offset.
  */
 export class Connection extends EventTarget {
   #url;
@@ -25,9 +25,9 @@ export class Connection extends EventTarget {
   #subscriptions = new Map();
   #requests = 0;
   #batch = [];
-  #taken = 0;
+  #processed = 0;
   #left = 0; // messages that the worker still has
-  #isPlanned = false;
+  #isScheduled = false;
   #hasOverflowed = false;
   #failures = 0;
   #timer = null;
@@ -37,7 +37,7 @@ export class Connection extends EventTarget {
   constructor(url) {
     super();
     this.#url = url;
-    this.#worker.onmessage = ({ data }) => this.#heard(data);
+    this.#worker.onmessage = ({ data }) => this.#onWorkerMessage(data);
     this.#worker.postMessage({ pull: true });
     document.addEventListener("visibilitychange", () => this.#onVisibility());
     addEventListener("online", () => this.retry());
@@ -46,11 +46,11 @@ export class Connection extends EventTarget {
   open() {
     clearTimeout(this.#timer);
     if (this.state === "connecting" || this.state === "open") return;
-    this.#become("connecting");
+    this.#setState("connecting");
     this.#worker.postMessage({ open: this.#url });
   }
 
-  /** Try again at once, if it was waiting. */
+  /** Reconnect at once, if it is waiting. */
   retry() {
     if (this.state !== "waiting") return;
     this.#failures = 0;
@@ -58,19 +58,19 @@ export class Connection extends EventTarget {
   }
 
   close() {
-    this.#hangUp("closed");
+    this.#disconnect("closed");
   }
 
   /**
    * Follow a topic. `wanted` holds what a subscribe message may: last_n, from, epoch, since, filter, policy, limit.
-   * `take` gets the server's messages about it in order, in batches: events, notices, errors, and the ack of each
-   * (re)subscription. One subscription per topic, since events do not say for which subscription they are.
+   * `onMessages` gets the server's messages about it in order, in batches: events, notices, errors, and the ack of each
+   * (re)subscription. One subscription per topic: events do not name their subscription.
    */
-  subscribe(topic, wanted, take) {
+  subscribe(topic, wanted, onMessages) {
     this.#subscriptions.get(topic)?.close();
-    const subscription = new Subscription(this, topic, wanted, take);
+    const subscription = new Subscription(this, topic, wanted, onMessages);
     this.#subscriptions.set(topic, subscription);
-    subscription.ask();
+    subscription.request();
     return subscription;
   }
 
@@ -79,7 +79,7 @@ export class Connection extends EventTarget {
     return `r${this.#requests}`;
   }
 
-  /** Whether it could be sent; what was not is asked for again when the connection opens. */
+  /** Send a message if the connection is open; return whether it was. Subscriptions are requested again when it opens. */
   send(message) {
     if (this.state !== "open") return false;
     this.#worker.postMessage({ send: JSON.stringify(message) });
@@ -92,7 +92,7 @@ export class Connection extends EventTarget {
 
   // The socket
 
-  #heard(data) {
+  #onWorkerMessage(data) {
     if (data.opened) this.#onOpen();
     else if (data.closed) this.#onClose();
     else if (data.overflowed) this.#onOverflow(data);
@@ -102,15 +102,15 @@ export class Connection extends EventTarget {
   #onOpen() {
     if (this.state !== "connecting") return;
     this.#failures = 0;
-    this.#become("open");
-    for (const subscription of this.#subscriptions.values()) subscription.ask();
+    this.#setState("open");
+    for (const subscription of this.#subscriptions.values()) subscription.request();
   }
 
   #onClose() {
     if (this.state !== "connecting" && this.state !== "open") return;
     const wait = BACKOFF_MS[Math.min(this.#failures, BACKOFF_MS.length - 1)];
     this.#failures += 1;
-    this.#become("waiting");
+    this.#setState("waiting");
     this.#timer = setTimeout(() => this.open(), wait * (0.75 + Math.random() / 2));
   }
 
@@ -118,27 +118,27 @@ export class Connection extends EventTarget {
     if (this.state !== "open") return;
     this.#left = left;
     this.#hasOverflowed = true;
-    this.#become("catching up");
+    this.#setState("catching up");
   }
 
-  #hangUp(state) {
+  #disconnect(state) {
     clearTimeout(this.#timer);
     this.#hasOverflowed = false;
     this.#worker.postMessage({ close: true });
-    this.#become(state);
+    this.#setState(state);
   }
 
-  #become(state) {
+  #setState(state) {
     if (state === this.state) return;
     this.state = state;
-    if (state !== "open") for (const subscription of this.#subscriptions.values()) subscription.lose();
+    if (state !== "open") for (const subscription of this.#subscriptions.values()) subscription.onDisconnect();
     this.dispatchEvent(new Event("change"));
   }
 
   #onVisibility() {
     clearTimeout(this.#sleepTimer);
     if (document.hidden) {
-      this.#sleepTimer = setTimeout(() => this.state !== "closed" && this.#hangUp("asleep"), SLEEP_AFTER_MS);
+      this.#sleepTimer = setTimeout(() => this.state !== "closed" && this.#disconnect("asleep"), SLEEP_AFTER_MS);
     } else if (this.state === "asleep") {
       this.open();
     } else {
@@ -146,35 +146,35 @@ export class Connection extends EventTarget {
     }
   }
 
-  // What comes
+  // Received messages
 
   #onBatch({ batch, left }) {
     this.#batch = batch;
-    this.#taken = 0;
+    this.#processed = 0;
     this.#left = left;
-    this.#plan();
+    this.#schedule();
   }
 
-  #plan() {
-    if (this.#isPlanned) return;
-    this.#isPlanned = true;
-    const take = () => this.#take();
-    if (document.hidden) setTimeout(take, 250);
-    else requestAnimationFrame(take);
+  #schedule() {
+    if (this.#isScheduled) return;
+    this.#isScheduled = true;
+    const process = () => this.#processBatch();
+    if (document.hidden) setTimeout(process, 250);
+    else requestAnimationFrame(process);
   }
 
-  #take() {
-    this.#isPlanned = false;
+  #processBatch() {
+    this.#isScheduled = false;
     const deadline = performance.now() + BUDGET_MS;
     const batches = new Map();
-    while (this.#taken < this.#batch.length && performance.now() < deadline) {
-      const text = this.#batch[this.#taken];
-      this.#batch[this.#taken] = null;
-      this.#taken += 1;
-      this.#sort(messageOf(text), batches);
+    while (this.#processed < this.#batch.length && performance.now() < deadline) {
+      const text = this.#batch[this.#processed];
+      this.#batch[this.#processed] = null;
+      this.#processed += 1;
+      this.#dispatch(messageOf(text), batches);
     }
-    for (const [subscription, messages] of batches) subscription.give(messages);
-    if (this.#taken < this.#batch.length) return this.#plan();
+    for (const [subscription, messages] of batches) subscription.deliver(messages);
+    if (this.#processed < this.#batch.length) return this.#schedule();
     this.#worker.postMessage({ pull: true });
     if (this.#hasOverflowed && !this.#left) {
       this.#hasOverflowed = false;
@@ -182,15 +182,15 @@ export class Connection extends EventTarget {
     }
   }
 
-  #sort(message, batches) {
-    for (const subscription of this.#concerned(message)) {
-      if (!subscription.admits(message)) continue;
+  #dispatch(message, batches) {
+    for (const subscription of this.#recipients(message)) {
+      if (!subscription.accepts(message)) continue;
       if (!batches.has(subscription)) batches.set(subscription, []);
       batches.get(subscription).push(message);
     }
   }
 
-  #concerned(message) {
+  #recipients(message) {
     if (message.topic !== undefined) {
       const found = this.#subscriptions.get(message.topic);
       return found ? [found] : [];
@@ -199,7 +199,7 @@ export class Connection extends EventTarget {
   }
 }
 
-/** A server's message with its own text, for those parts of it that parsing would change: payloads. */
+/** A server's message together with its text: parsing would change parts of it, such as numbers in payloads. */
 function messageOf(text) {
   try {
     return Object.assign(JSON.parse(text), { text });
@@ -209,11 +209,11 @@ function messageOf(text) {
   }
 }
 
-/** A cursor of ours on one topic. */
+/** A position in one topic that follows it. */
 class Subscription {
   #connection;
   #wanted;
-  #take;
+  #onMessages;
   #isAnswered = false;
   #isClosed = false;
   #clientId;
@@ -221,16 +221,16 @@ class Subscription {
   next = null;
   epoch = null;
 
-  constructor(connection, topic, wanted, take) {
+  constructor(connection, topic, wanted, onMessages) {
     this.#connection = connection;
     this.topic = topic;
     this.#wanted = wanted;
-    this.#take = take;
+    this.#onMessages = onMessages;
     this.#clientId = `page-${PAGE}-${connection.nextRequestId()}`;
   }
 
-  /** Subscribe on the connection as it is now: as wanted at first, later from where we are. */
-  ask() {
+  /** Subscribe on the present connection: at first as wanted, later from the next offset. */
+  request() {
     if (this.#isClosed) return;
     this.requestId = this.#connection.nextRequestId();
     this.#isAnswered = false;
@@ -240,17 +240,17 @@ class Subscription {
     this.#connection.send({ type: "subscribe", topic, client_id: this.#clientId, request_id, ...rest, ...place });
   }
 
-  /** The connection is gone; what is still queued of it is ours, so the next offset may go on growing. */
-  lose() {
+  /** Called when the connection is lost; its queued messages are still processed, so the next offset may grow. */
+  onDisconnect() {
     this.requestId = "";
   }
 
-  /** Whether a message is for this subscription as it is now; keeps count of where we are. */
-  admits(message) {
+  /** Whether a message belongs to this subscription; advances the next offset. */
+  accepts(message) {
     if (this.#isClosed) return false;
     if (message.type === "ack") return message.request_id === this.requestId && this.#place(message);
     if (message.type === "error" && message.request_id) return message.request_id === this.requestId;
-    // Before the ack it belongs to a subscription that this one has replaced.
+    // Before the ack a message belongs to a subscription that this one has replaced.
     if (!this.#isAnswered) return false;
     if (message.type !== "event") return message.client_id === undefined || message.client_id === this.#clientId;
     if (this.next !== null && message.offset < this.next) return false;
@@ -261,14 +261,14 @@ class Subscription {
   #place(ack) {
     this.#isAnswered = true;
     if (ack.offset === undefined) return true;
-    // A topic that was made anew counts from 0 again; so does one that lost what we had come to.
+    // A topic that was created again starts at 0; one that was restored may end before our offset.
     if (this.epoch !== ack.epoch || this.next === null || ack.offset < this.next) this.next = ack.offset;
     this.epoch = ack.epoch;
     return true;
   }
 
-  give(messages) {
-    if (!this.#isClosed) this.#take(messages, this);
+  deliver(messages) {
+    if (!this.#isClosed) this.#onMessages(messages, this);
   }
 
   close() {

@@ -1,5 +1,5 @@
 // JSON as text. JSON.parse rounds numbers to doubles, drops repeated keys and moves some; here they stay as they were written.
-// Nothing in this module throws: what is no JSON comes out as it came in.
+// Nothing in this module throws: text that is not JSON is returned unchanged.
 
 const SPACE = new Set([" ", "\t", "\n", "\r"]);
 const MARKS = new Set(["{", "}", "[", "]", ",", ":"]);

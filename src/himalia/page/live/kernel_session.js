@@ -1,5 +1,5 @@
-// A kernel's topic, folded into what a person sees: requests with their outputs, and what happened to the kernel.
-// Without elements: it depends only on the records and their order, so two browsers show the same.
+// A kernel's topic, folded into what a console shows: requests with their outputs, and events of the kernel.
+// Without elements: the result depends only on the records and their order, so two browsers show the same.
 
 import { textAt } from "./json_text.js";
 import { ENDED, RequestState, msOf } from "./request_state.js";
@@ -8,26 +8,26 @@ import { Widgets } from "./comm_state.js";
 
 const KEPT_CHARS_MAX = 64_000_000;
 const OUTPUTS_MAX = 2000;
-const UNKNOWN_MAX = 1000; // requests of which only messages of the kernel have come
+const UNKNOWN_MAX = 1000; // requests that only messages of the kernel have named
 const SHOWS = new Set(["stream", "display_data", "execute_result", "error", "clear_output", "update_display_data"]);
 const COMMS = new Set(["comm_open", "comm_msg", "comm_close"]);
 export const WIDGET = "application/vnd.jupyter.widget-view+json";
 export { ENDED };
 
-/** Events of the kernel after which nothing that ran continues, and whether all of its output came before them. */
+/** Events of the kernel that end all requests, and whether all output precedes them. */
 const ENDINGS = {
   died: { status: "died", reason: "the kernel died", isFinal: true },
   stopped: { status: "aborted", reason: "the kernel was stopped", isFinal: true },
   restarting: { status: "aborted", reason: "the kernel was restarted", isFinal: false },
 };
 
-/** One request: its code, where it stands, what it showed. */
+/** One request: its code, its state, its outputs. */
 export class Cell {
   kind = "cell";
   outputs = [];
-  prompt = null; // what the code asks on stdin
+  prompt = null; // the input request of the code
   clearFirst = false;
-  isLoose = false; // an output whose request we know nothing of: the log has lost it, or it was not to run code
+  isLoose = false; // output of an unknown request: the log has lost it, or it was no request to run code
   isReleased = false; // its outputs are no longer kept here, only in the log
   omitted = 0;
   chars = 0;
@@ -77,9 +77,9 @@ export class Cell {
 }
 
 /** `entries` are cells and notes in the order they began; `changed` collects those that changed. */
-export class Session {
+export class KernelSession {
   #cells = new Map();
-  #requests = new Map(); // their states; before a request is known, what the kernel said of it early
+  #requests = new Map(); // their states, also of requests that are not known yet
   #unknown = new Set();
   #displays = new Map();
   #widgets = new Widgets();
@@ -88,7 +88,7 @@ export class Session {
   #oldestKept = 0;
   entries = [];
   changed = new Set();
-  state = null; // what the kernel last said of itself: "busy", "idle", …
+  state = null; // the last state that the kernel reported: "busy", "idle", …
 
   cell(requestId) {
     return this.#cells.get(requestId);
@@ -99,25 +99,25 @@ export class Session {
     return this.entries.filter((entry) => entry.code).map((entry) => entry.code);
   }
 
-  /** Take the next record. Never throws on what a kernel says. */
-  take(record) {
+  /** Apply the next record. Never throws, whatever a kernel sends. */
+  apply(record) {
     const headers = record.message.headers ?? {};
     const payload = record.message.payload;
     const content = isObject(payload) && isObject(payload.content) ? payload.content : {};
     const date = isObject(payload) && isObject(payload.header) ? msOf(payload.header.date) : NaN;
-    const told = { record, content, date, type: String(headers.msg_type ?? ""), parent: String(headers.parent_id ?? "") };
-    if (told.type === "kernel_event") this.#event(told);
-    else if (told.type === "status") this.#status(told);
-    else if (told.type === "execute_input") this.#apply("input", told, told.parent);
-    else if (told.type === "execute_request") this.#apply("sent", told, record.message.id);
-    else if (told.type === "execute_reply") this.#apply("reply", told, told.parent);
-    else if (told.type === "input_request") this.#asks(told);
-    else if (told.type === "input_reply") this.#answered(told);
-    else if (COMMS.has(told.type)) this.#comm(told);
-    else if (SHOWS.has(told.type)) this.#shows(told);
+    const message = { record, content, date, type: String(headers.msg_type ?? ""), parent: String(headers.parent_id ?? "") };
+    if (message.type === "kernel_event") this.#event(message);
+    else if (message.type === "status") this.#status(message);
+    else if (message.type === "execute_input") this.#apply("input", message, message.parent);
+    else if (message.type === "execute_request") this.#apply("sent", message, record.message.id);
+    else if (message.type === "execute_reply") this.#apply("reply", message, message.parent);
+    else if (message.type === "input_request") this.#onInputRequest(message);
+    else if (message.type === "input_reply") this.#onInputReply(message);
+    else if (COMMS.has(message.type)) this.#comm(message);
+    else if (SHOWS.has(message.type)) this.#onOutput(message);
   }
 
-  /** Something to tell beside the records, such as a gap. */
+  /** Add a note between the requests, such as a gap. */
   note(text, kind = "", ts = null) {
     const note = { kind: "note", text, tone: kind, ts, version: 0 };
     this.entries.push(note);
@@ -180,33 +180,33 @@ export class Session {
     this.#cellOf(requestId, record).isLoose = false;
   }
 
-  #event(told) {
-    const { record, content, parent } = told;
+  #event(message) {
+    const { record, content, parent } = message;
     const event = content.event;
     if (event === "request_queued") {
-      this.#apply("queued", told, parent);
+      this.#apply("queued", message, parent);
     } else if (event === "request_closed") {
-      if (!this.#cells.get(parent)?.hasEnded) this.#close(told);
+      if (!this.#cells.get(parent)?.hasEnded) this.#close(message);
     } else {
-      if (Object.hasOwn(ENDINGS, event)) this.#end(ENDINGS[event], told);
+      if (Object.hasOwn(ENDINGS, event)) this.#end(ENDINGS[event], message);
       this.#kernelEvent(event, content, record.ts);
     }
   }
 
-  #close(told) {
-    const request = this.#requestOf(told.parent);
+  #close(message) {
+    const request = this.#requestOf(message.parent);
     if (!request.isKnown) {
       request.isCut = true;
-      this.#apply("queued", { ...told, record: { ...told.record, ts: null } }, told.parent);
+      this.#apply("queued", { ...message, record: { ...message.record, ts: null } }, message.parent);
     }
-    this.#apply("closed", told, told.parent);
+    this.#apply("closed", message, message.parent);
   }
 
-  #end({ status, reason, isFinal }, told) {
-    const said = textOrNull(told.content.reason);
-    const content = { status, reason: said ? `${reason}: ${said}` : reason };
+  #end({ status, reason, isFinal }, message) {
+    const detail = textOrNull(message.content.reason);
+    const content = { status, reason: detail ? `${reason}: ${detail}` : reason };
     for (const [requestId, request] of this.#requests) {
-      if (request.isKnown && !request.isClosed) this.#apply("ended", { ...told, content }, requestId);
+      if (request.isKnown && !request.isClosed) this.#apply("ended", { ...message, content }, requestId);
     }
     if (!isFinal) return;
     this.#requests.clear();
@@ -215,32 +215,32 @@ export class Session {
 
   #kernelEvent(event, content, ts) {
     const reason = content.reason ? `: ${textOf(content.reason)}` : "";
-    const told = {
+    const message = {
       started: ["Kernel started", "good"], attached: ["Attached to the kernel", "good"],
-      reattached: ["The server is back; what was said meanwhile follows", "good"],
+      reattached: ["The server is back; the output of the meantime follows", "good"],
       interrupted: ["Interrupted", "warn"], restarting: [`Restarting${reason}`, "warn"],
       restarted: ["Kernel restarted", "good"], moved: [`Kernel started on other ports${reason}`, "good"],
       died: [`The kernel died${reason}`, "bad"],
       stopped: [`Kernel stopped${reason === ": asked to" ? "" : reason}`, "warn"],
       gap: [`${content.count ? `${content.count} messages are missing` : "Messages are missing here"}${reason}`, "bad"],
-      message_too_large: [`A ${textOf(content.msg_type)} message of ${content.size_bytes} bytes was too large to keep`, "bad"],
+      message_too_large: [`A ${textOf(content.msg_type)} message of ${content.size_bytes} bytes was too large to store`, "bad"],
     }[event] ?? [`${textOf(event)}${reason}`, ""];
     if (["died", "stopped"].includes(event)) this.state = "dead";
-    this.note(told[0], told[1], ts);
+    this.note(message[0], message[1], ts);
   }
 
-  #status(told) {
-    const state = told.content.execution_state;
+  #status(message) {
+    const state = message.content.execution_state;
     this.state = String(state ?? this.state);
-    if (state === "busy" || state === "idle") this.#apply(state, told, told.parent);
+    if (state === "busy" || state === "idle") this.#apply(state, message, message.parent);
   }
 
-  #asks({ record, content, parent }) {
+  #onInputRequest({ record, content, parent }) {
     const cell = this.#cellOf(parent, record);
     cell.prompt = { text: textOf(content.prompt), isPassword: content.password === true };
   }
 
-  #answered({ content, parent }) {
+  #onInputReply({ content, parent }) {
     const cell = this.#cells.get(parent) ?? [...this.#cells.values()].find((one) => one.prompt);
     if (!cell?.prompt) return;
     const { text, isPassword } = cell.prompt;
@@ -251,15 +251,15 @@ export class Session {
 
   // Outputs
 
-  #shows(told) {
-    if (told.type === "error") this.#apply("error", told, told.parent);
-    if (told.type === "execute_result") this.#apply("result", told, told.parent);
-    this.#output(told);
+  #onOutput(message) {
+    if (message.type === "error") this.#apply("error", message, message.parent);
+    if (message.type === "execute_result") this.#apply("result", message, message.parent);
+    this.#output(message);
   }
 
   #output({ record, content, type, parent }) {
     if (type === "update_display_data") return this.#update(content, record);
-    // What nobody asked for stands where it came, not with what nobody asked for an hour ago.
+    // Output without a request is shown where it was received, not with earlier output of that kind.
     if (parent === "" && this.#cells.get(parent) !== this.entries.at(-1)) this.#cells.delete(parent);
     const isNew = !this.#cells.has(parent);
     const cell = this.#cellOf(parent, record);
@@ -300,7 +300,7 @@ export class Session {
   }
 
   #comm({ type, content }) {
-    const changed = this.#widgets.take(type, content);
+    const changed = this.#widgets.apply(type, content);
     if (changed === null) return;
     for (const model of this.#widgets.around(changed)) {
       for (const display of this.#widgetDisplays.get(model) ?? []) {
@@ -336,7 +336,7 @@ export class Session {
     cell.clearFirst = false;
   }
 
-  /** When too much is kept, the oldest outputs go: the log has them, and each request has its own address. */
+  /** Release the oldest outputs when too much is kept: the log has them, and each request has its own address. */
   #count(cell, chars) {
     cell.chars += chars;
     this.#chars += chars;
@@ -356,7 +356,7 @@ function addTo(lists, key, value) {
   lists.get(key).push(value);
 }
 
-/** What is displayed, by media type: `data` as it was parsed, and `json`, as it was written, of what is not text. */
+/** A display by media type: `data` as parsed, and `json`, the text as written, for values that are not text. */
 function formsOf(content, record) {
   const data = isObject(content.data) ? content.data : {};
   const forms = Object.keys(data).filter((form) => form.endsWith("json") || !isText(data[form]));
@@ -365,7 +365,7 @@ function formsOf(content, record) {
 
 const writtenAs = (record, form) => textAt(record.text, "message", "payload", "content", "data", form) ?? "";
 
-/** An execution count; null for what is none, `7.0` among it. */
+/** An execution count; null for anything else, also for `7.0`. */
 function countOf(content, record) {
   if (!Number.isInteger(content.execution_count)) return null;
   const written = record.text && textAt(record.text, "message", "payload", "content", "execution_count");
@@ -381,10 +381,10 @@ function errorOf(content) {
 
 const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
 
-/** Text as Jupyter has it: a string, or lines of strings. */
+/** Whether a value is text in Jupyter's form: a string, or a list of lines. */
 const isText = (value) => typeof value === "string" || (Array.isArray(value) && value.every((line) => typeof line === "string"));
 
-/** Such a text; of what should be one and is not, its JSON. */
+/** The text of such a value; of any other value its JSON. */
 export function textOf(value) {
   if (value === null || value === undefined) return "";
   if (isText(value)) return typeof value === "string" ? value : value.join("");

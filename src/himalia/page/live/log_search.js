@@ -1,5 +1,5 @@
-// Searching a topic through a filter, a window of offsets at a time. The server evaluates the filter and sends only what
-// matches; the window grows while little does, and shrinks where an answer is slow or large.
+// Searching a topic with a filter, a window of offsets at a time. The server evaluates the filter and sends only matching
+// records; the window grows while few match, and shrinks if an answer is slow or large.
 
 import { ApiError, textUpTo, topicPath } from "./api.js";
 import { count, plural } from "../widgets/format.js";
@@ -14,8 +14,8 @@ const FOUND_AT_ONCE = 500;
 const RETRY_AFTER_MS = 1000;
 
 /**
- * `state` is "running", "stopped" (by somebody), "paused" (enough was found; `resume` searches on), "done" or "failed".
- * `onFound(records, answer)` gets what matched in a window, oldest first; `onChange()` is called when any of this changed.
+ * `state` is "running", "stopped" (by the user), "paused" (enough was found; `resume` continues), "done" or "failed".
+ * `onFound(records, answer)` gets the matches of a window, oldest first; `onChange()` is called after every change.
  */
 export class LogSearch {
   #topic;
@@ -26,7 +26,7 @@ export class LogSearch {
   #epoch;
   #window = WINDOW_FIRST;
   #until = FOUND_AT_ONCE;
-  #aborting = null;
+  #abort = null;
   #since = null; // a time to begin at, until its offset is known
   state = "stopped";
   error = null;
@@ -43,7 +43,7 @@ export class LogSearch {
     this.#onChange = onChange;
   }
 
-  /** Search what lies before an offset, the newest first. */
+  /** Search before an offset, newest first. */
   back(from, epoch) {
     this.#isBack = true;
     this.#epoch = epoch;
@@ -51,7 +51,7 @@ export class LogSearch {
     return this.#run();
   }
 
-  /** Search from a place on, `{from}` or `{since}`, until the end. */
+  /** Search from `{from}` or `{since}` to the end. */
   forward({ from, since }) {
     this.#isBack = false;
     this.at = from ?? null;
@@ -60,45 +60,45 @@ export class LogSearch {
   }
 
   stop() {
-    this.#aborting?.abort();
-    if (this.state === "running") this.#become("stopped");
+    this.#abort?.abort();
+    if (this.state === "running") this.#setState("stopped");
   }
 
-  /** Go on where it stopped, until as much again is found. */
+  /** Continue until as many records again are found. */
   resume() {
     if (this.state === "running" || this.state === "done") return;
     this.#until = this.found + FOUND_AT_ONCE;
     this.#run();
   }
 
-  /** How far it has come, in words. */
-  get sentence() {
+  /** The progress in words. */
+  get summary() {
     const found = `${count(this.found)} found`;
     const failed = this.failed ? `; the filter failed on ${plural(this.failed.count, "record")} (${this.failed.message}, offset ${count(this.failed.offset)})` : "";
     if (this.state === "failed") return `The search failed: ${this.error.message}`;
     if (this.at === null) return "Searching";
-    if (this.state === "done") return `${this.#allOfIt(found)}${failed}`;
+    if (this.state === "done") return `${this.#summaryOfAll(found)}${failed}`;
     const how = this.state === "running" ? "Searched" : "Stopped: searched";
     const where = this.#isBack ? `back to offset ${count(this.at)} of ${count(this.first)} to ${count(this.end)}` : `up to offset ${count(this.at)} of ${count(this.end)}`;
     return `${how} ${where}; ${found}${this.state === "paused" ? ", there may be more" : ""}${failed}`;
   }
 
-  #allOfIt(found) {
+  #summaryOfAll(found) {
     if (!this.#isBack) return `Searched to the end; ${found}`;
     return `Searched all ${plural(Math.max(this.end - this.first, 0), "kept record")}; ${found}`;
   }
 
   async #run() {
-    const aborting = new AbortController();
-    this.#aborting = aborting;
+    const abort = new AbortController();
+    this.#abort = abort;
     this.error = null;
-    this.#become("running");
+    this.#setState("running");
     try {
-      while (this.state === "running" && !aborting.signal.aborted) await this.#step(aborting.signal);
+      while (this.state === "running" && !abort.signal.aborted) await this.#step(abort.signal);
     } catch (error) {
-      if (error.name === "AbortError" || aborting.signal.aborted) return;
+      if (error.name === "AbortError" || abort.signal.aborted) return;
       this.error = error;
-      this.#become("failed");
+      this.#setState("failed");
     }
   }
 
@@ -107,21 +107,21 @@ export class LogSearch {
     const until = this.at;
     const params = { limit: this.#isBack ? until - from : this.#window, epoch: this.#epoch, filter: this.#filter };
     const place = this.#since !== null ? { since: this.#since } : { from };
-    if (this.#isBack && until <= this.first) return this.#become("done");
+    if (this.#isBack && until <= this.first) return this.#setState("done");
     const began = performance.now();
-    const text = await this.#ask({ ...place, ...params }, signal);
+    const text = await this.#request({ ...place, ...params }, signal);
     if (text === null) {
       this.#window = Math.max(Math.floor(this.#window / 4), 1);
       return;
     }
     const answer = JSON.parse(text);
-    // Where retention has passed the window, the server begins at what is kept and comes to what we have had.
+    // If retention has passed the window, the server begins at the first kept record, and may repeat records.
     const records = recordsIn(text, answer).filter(({ offset }) => !this.#isBack || offset < until);
     this.#adapt(performance.now() - began, records.length);
-    this.#take(answer, from, records);
+    this.#onAnswer(answer, from, records);
   }
 
-  #take(answer, from, records) {
+  #onAnswer(answer, from, records) {
     this.#since = null;
     this.#epoch = answer.epoch;
     this.first = answer.first;
@@ -134,19 +134,19 @@ export class LogSearch {
     if (answer.failed) this.failed = { ...(this.failed ?? answer.failed), count: (this.failed?.count ?? 0) + answer.failed.count };
     this.#onFound(records, answer);
     const isDone = this.#isBack ? this.at <= answer.first : answer.next >= answer.end;
-    if (isDone) this.#become("done");
-    else if (this.found >= this.#until) this.#become("paused");
+    if (isDone) this.#setState("done");
+    else if (this.found >= this.#until) this.#setState("paused");
     else this.#onChange();
   }
 
-  /** The answer's text; null if it is too large. A server that does not answer now is asked again. */
-  async #ask(params, signal) {
+  /** The answer's text; null if it is too large. A request that fails because of an outage is repeated. */
+  async #request(params, signal) {
     for (;;) {
       try {
         return await textUpTo(topicPath(this.#topic, "/messages"), params, signal, params.limit > 1 ? ANSWER_CHARS_MAX : Infinity);
       } catch (error) {
-        const mayPass = error instanceof ApiError && [0, 401, 503].includes(error.status);
-        if (!mayPass || signal.aborted) throw error;
+        const isTransient = error instanceof ApiError && [0, 401, 503].includes(error.status);
+        if (!isTransient || signal.aborted) throw error;
         await (error.status === 401 ? signedIn() : new Promise((done) => setTimeout(done, RETRY_AFTER_MS)));
         signal.throwIfAborted();
       }
@@ -158,13 +158,13 @@ export class LogSearch {
     else if (tookMs < QUICK_MS && number < FOUND_AT_ONCE / 4) this.#window = Math.min(this.#window * 2, WINDOW_MAX);
   }
 
-  #become(state) {
+  #setState(state) {
     this.state = state;
     this.#onChange();
   }
 }
 
-/** Until somebody has signed in again. */
+/** Resolves when the user has signed in again. */
 const signedIn = () => new Promise((done) => addEventListener("himalia:signed-in", done, { once: true }));
 
 /** The records of an answer, each with its own text. */

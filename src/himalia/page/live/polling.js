@@ -1,17 +1,17 @@
-// Asking again and again, but only while somebody looks and is signed in.
+// Repeated requests, sent only while the page is visible and the user is signed in.
 
 const polls = new Set();
 let isHeld = false;
 
-/** Hold all polls, or let them ask again at once. Without a session every question would be refused. */
+/** Hold all polls, or resume them at once. Without a session the server would refuse every request. */
 export function holdPolls(held) {
   isHeld = held;
   if (!held) for (const turn of polls) turn();
 }
 
 /**
- * Call `work(signal)` now, and again `everyMs` after it has ended. A hidden page does not ask; when it is shown again
- * it asks at once. Returns a function that ends it. `work` handles its own errors.
+ * Call `work(signal)` now, and again `everyMs` after it has ended. It is not called while the page is hidden, and at once
+ * when it is shown. Returns a function that ends the poll. `work` handles its own errors.
  */
 export function poll(work, everyMs) {
   const ended = new AbortController();

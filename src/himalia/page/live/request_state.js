@@ -46,7 +46,7 @@ export class RequestState {
     return this.stage === "closed";
   }
 
-  /** Where it stands, in a word. */
+  /** Its state in a word. */
   get shownStatus() {
     if (this.isClosed) return this.status;
     return this.startedAt === null && !["running", "done"].includes(this.stage) ? "queued" : "running";

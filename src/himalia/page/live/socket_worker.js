@@ -1,5 +1,5 @@
-// The WebSocket, in a thread of its own: thousands of messages a second would otherwise keep the page from answering
-// whoever clicks. The page pulls, one batch at a time, and so decides how much it takes in.
+// The WebSocket, in a thread of its own: thousands of messages a second would otherwise block the page. The page pulls
+// one batch at a time.
 
 const BATCH_MESSAGES = 1000;
 const BATCH_CHARS = 2_000_000;
@@ -7,25 +7,25 @@ const QUEUE_CHARS_MAX = 48_000_000;
 
 let socket = null;
 let queue = [];
-let taken = 0;
+let sent = 0;
 let queuedChars = 0;
-let isPulled = false; // the page waits for a batch
+let isRequested = false; // the page waits for a batch
 
 onmessage = ({ data }) => {
   if (data.open) open(data.open);
   else if (data.send) socket?.readyState === WebSocket.OPEN && socket.send(data.send);
-  else if (data.close) hangUp();
+  else if (data.close) disconnect();
   else if (data.pull) {
-    isPulled = true;
-    give();
+    isRequested = true;
+    sendBatch();
   }
 };
 
 function open(url) {
-  hangUp();
-  // What is left of the last connection comes again on this one.
+  disconnect();
+  // Unsent messages of the last connection are repeated on this one.
   queue = [];
-  taken = queuedChars = 0;
+  sent = queuedChars = 0;
   const opened = new WebSocket(url);
   socket = opened;
   opened.onopen = () => opened === socket && postMessage({ opened: true });
@@ -34,42 +34,42 @@ function open(url) {
     socket = null;
     postMessage({ closed: true });
   };
-  opened.onmessage = (event) => opened === socket && take(event.data);
+  opened.onmessage = (event) => opened === socket && enqueue(event.data);
 }
 
-function hangUp() {
+function disconnect() {
   const closing = socket;
   socket = null;
   closing?.close();
 }
 
-/** A server cannot be made to wait by a browser: beyond the limit we hang up, and come back where we were. */
-function take(text) {
+/** A browser cannot slow the server down: beyond the limit the socket is closed, and the page resumes later. */
+function enqueue(text) {
   queue.push(text);
   queuedChars += text.length;
   if (queuedChars > QUEUE_CHARS_MAX) {
-    hangUp();
-    postMessage({ overflowed: true, left: queue.length - taken });
+    disconnect();
+    postMessage({ overflowed: true, left: queue.length - sent });
   }
-  if (isPulled) give();
+  if (isRequested) sendBatch();
 }
 
-function give() {
-  if (taken === queue.length) return;
+function sendBatch() {
+  if (sent === queue.length) return;
   const batch = [];
   let chars = 0;
-  while (taken < queue.length && batch.length < BATCH_MESSAGES && chars < BATCH_CHARS) {
-    const text = queue[taken];
-    queue[taken] = null;
-    taken += 1;
+  while (sent < queue.length && batch.length < BATCH_MESSAGES && chars < BATCH_CHARS) {
+    const text = queue[sent];
+    queue[sent] = null;
+    sent += 1;
     chars += text.length;
     batch.push(text);
   }
   queuedChars -= chars;
-  if (taken === queue.length) {
+  if (sent === queue.length) {
     queue = [];
-    taken = 0;
+    sent = 0;
   }
-  isPulled = false;
-  postMessage({ batch, left: queue.length - taken });
+  isRequested = false;
+  postMessage({ batch, left: queue.length - sent });
 }

@@ -1,4 +1,4 @@
-// A kernel's console: all that the log has of it, then what comes, and a line to run code.
+// A kernel's console: its session from the log, live, and a line to run code.
 
 import { get, kernelPath, post, topicPath } from "../live/api.js";
 import { CellView } from "../widgets/cell_view.js";
@@ -7,9 +7,9 @@ import { ago, clock, count, shortId } from "../widgets/format.js";
 import { InputHistory } from "../widgets/input_history.js";
 import { kernelButtons, kernelState } from "../widgets/kernel_actions.js";
 import { poll } from "../live/polling.js";
-import { handOn } from "../widgets/scrolling.js";
-import { Session } from "../live/kernel_session.js";
-import { attempt } from "../widgets/toasts.js";
+import { trackUserScroll } from "../widgets/scrolling.js";
+import { KernelSession } from "../live/kernel_session.js";
+import { withErrorToast } from "../widgets/toasts.js";
 
 const ENTRIES_SHOWN = 100;
 
@@ -21,13 +21,13 @@ export function consoleView({ connection, route }) {
 class ConsoleView {
   #connection;
   #id;
-  #session = new Session();
+  #session = new KernelSession();
   #views = new Map();
   #limit = ENTRIES_SHOWN;
   #subscription;
   #epoch = null;
   #isPlanned = false;
-  #untilOffset = null; // where the log ended when we came: before that it is history
+  #untilOffset = null; // the end of the topic when the view was opened: records before it are history
   #stopPolling;
   #log = h("div", { class: "console-log" });
   #inner = h("div", { class: "console-inner", role: "log", "aria-label": "Session" });
@@ -39,18 +39,18 @@ class ConsoleView {
   #form;
   #input;
   #history = new InputHistory(() => this.#session.codes());
-  #sticks = true;
-  #isByHand = handOn(this.#log);
-  #resizes = new ResizeObserver(() => this.#stick());
+  #followsEnd = true;
+  #isUserScroll = trackUserScroll(this.#log);
+  #resizes = new ResizeObserver(() => this.#scrollToEnd());
 
   constructor(connection, id) {
     this.#connection = connection;
     this.#id = id;
     this.element = this.#layout();
-    this.#log.addEventListener("scroll", () => this.#scrolled(), { passive: true });
+    this.#log.addEventListener("scroll", () => this.#onScroll(), { passive: true });
     this.#resizes.observe(this.#inner);
     this.#resizes.observe(this.#log);
-    this.#stopPolling = poll((signal) => this.#look(signal), 1500);
+    this.#stopPolling = poll((signal) => this.#refresh(signal), 1500);
     this.#follow();
   }
 
@@ -76,22 +76,22 @@ class ConsoleView {
       this.#untilOffset = end;
       if (end === 0) this.#plan();
     }).catch((error) => this.#inner.replaceChildren(emptyState(error.message)));
-    this.#subscription = this.#connection.subscribe(this.#topic, { from: 0, policy: "lossless" }, (messages) => this.#take(messages));
+    this.#subscription = this.#connection.subscribe(this.#topic, { from: 0, policy: "lossless" }, (messages) => this.#onMessages(messages));
   }
 
-  #take(messages) {
+  #onMessages(messages) {
     for (const message of messages) {
-      if (message.type === "event") this.#session.take(message);
-      else if (message.type === "ack") this.#placed(message);
+      if (message.type === "event") this.#session.apply(message);
+      else if (message.type === "ack") this.#onAck(message);
       else if (message.type === "error") this.#session.note(message.error.message, "bad", message.ts);
-      else if (message.msg === "gap") this.#session.note(`The log no longer has what was before offset ${count(message.first)}`, "warn");
+      else if (message.msg === "gap") this.#session.note(`The log no longer has the records before offset ${count(message.first)}`, "warn");
       else if (message.msg === "topic_deleted") this.#session.note("The kernel's topic was deleted", "bad", message.ts);
     }
     this.#plan();
   }
 
-  /** After a reconnection the topic may be another one of the same name; then what we show is not its history. */
-  #placed(ack) {
+  /** After a reconnection the topic may be another one of the same name; then the view starts again. */
+  #onAck(ack) {
     if (this.#epoch !== null && ack.epoch !== this.#epoch) this.#reset();
     this.#epoch = ack.epoch ?? this.#epoch;
   }
@@ -99,7 +99,7 @@ class ConsoleView {
   #reset() {
     for (const view of this.#views.values()) view.close?.();
     this.#views.clear();
-    this.#session = new Session();
+    this.#session = new KernelSession();
     this.#inner.replaceChildren();
   }
 
@@ -119,7 +119,7 @@ class ConsoleView {
       if (changed.has(entry)) view.update();
     }
     changed.clear();
-    this.#forgetBefore(start);
+    this.#removeBefore(start);
     for (const entry of entries.slice(start)) {
       if (this.#views.has(entry)) continue;
       const view = this.#viewOf(entry);
@@ -128,11 +128,11 @@ class ConsoleView {
     }
     this.#earlier.hidden = start === 0;
     this.#earlier.textContent = `Show earlier (${count(start)})`;
-    this.#tellReading();
-    this.#stick();
+    this.#showReading();
+    this.#scrollToEnd();
   }
 
-  #forgetBefore(start) {
+  #removeBefore(start) {
     if (this.#views.size < this.#limit) return;
     for (const entry of this.#session.entries.slice(0, start)) {
       const view = this.#views.get(entry);
@@ -148,10 +148,10 @@ class ConsoleView {
       const time = entry.ts && h("time", { datetime: entry.ts }, clock(entry.ts));
       return { element: h("p", { class: `event ${entry.tone}` }, h("span", {}, entry.text), time || ""), update() {} };
     }
-    return new CellView(entry, this.#id, (value) => attempt(() => post(kernelPath(this.#id, "/input"), { value })));
+    return new CellView(entry, this.#id, (value) => withErrorToast(() => post(kernelPath(this.#id, "/input"), { value })));
   }
 
-  #tellReading() {
+  #showReading() {
     const isReading = this.#untilOffset !== null && (this.#subscription.next ?? 0) < this.#untilOffset;
     this.#reading.hidden = !isReading;
     if (isReading) this.#reading.textContent = `Reading the log: ${count(this.#subscription.next ?? 0)} of ${count(this.#untilOffset)} records`;
@@ -165,23 +165,23 @@ class ConsoleView {
       view.element.remove();
     }
     this.#views.clear();
-    this.#sticks = false;
+    this.#followsEnd = false;
     this.#plan();
   }
 
-  #scrolled() {
+  #onScroll() {
     const { scrollTop, scrollHeight, clientHeight } = this.#log;
-    if (scrollHeight - scrollTop - clientHeight < 60) this.#sticks = true;
-    else if (this.#isByHand()) this.#sticks = false;
+    if (scrollHeight - scrollTop - clientHeight < 60) this.#followsEnd = true;
+    else if (this.#isUserScroll()) this.#followsEnd = false;
   }
 
-  #stick() {
-    if (this.#sticks) this.#log.scrollTop = this.#log.scrollHeight;
+  #scrollToEnd() {
+    if (this.#followsEnd) this.#log.scrollTop = this.#log.scrollHeight;
   }
 
   // The kernel
 
-  async #look(signal) {
+  async #refresh(signal) {
     try {
       this.#showKernel(await get(kernelPath(this.#id), {}, signal));
     } catch (error) {
@@ -192,14 +192,14 @@ class ConsoleView {
 
   #showKernel(kernel) {
     this.#state.replaceChildren(kernelState(kernel));
-    this.#facts.replaceChildren(`${kernel.name} · `, h("span", { class: "wide" }, `${kernel.id} · `), `started ${ago(kernel.started)} · ${kernel.connections} watching`);
+    this.#facts.replaceChildren(`${kernel.name} · `, h("span", { class: "wide" }, `${kernel.id} · `), `started ${ago(kernel.started)} · ${kernel.connections} viewing`);
     this.#form.hidden = kernel.execution_state === "dead";
     if (!this.#buttons.children.length) this.#buttons.append(...kernelButtons(kernel, () => {}));
   }
 
   #showGone() {
     this.#state.replaceChildren(h("span", { class: "badge" }, "ended"));
-    this.#facts.textContent = `${this.#id} · it no longer runs; this is what the log has of it`;
+    this.#facts.textContent = `${this.#id} · it no longer runs; this is its session from the log`;
     this.#buttons.replaceChildren();
     this.#form.hidden = true;
   }
@@ -209,8 +209,8 @@ class ConsoleView {
     if (!code.trim()) return;
     this.#input.value = "";
     this.#history.reset();
-    this.#sticks = true;
-    const ran = await attempt(() => post(kernelPath(this.#id, "/execute"), { code, allow_stdin: true }));
+    this.#followsEnd = true;
+    const ran = await withErrorToast(() => post(kernelPath(this.#id, "/execute"), { code, allow_stdin: true }));
     if (!ran && !this.#input.value) this.#input.value = code;
   }
 
@@ -221,13 +221,13 @@ class ConsoleView {
       return;
     }
     const step = { ArrowUp: -1, ArrowDown: 1 }[event.key];
-    if (step && this.#history.moves(this.#input, step)) event.preventDefault();
+    if (step && this.#history.move(this.#input, step)) event.preventDefault();
   }
 
   #layout() {
     this.#input = h("textarea", {
       class: "input mono code-input", rows: "1", spellcheck: "false", autocapitalize: "off", autocomplete: "off", "data-find": "",
-      "aria-label": "Code to run", placeholder: "Run code: Enter runs, Shift+Enter a new line, ↑ what was run before",
+      "aria-label": "Code to run", placeholder: "Run code: Enter runs it, Shift+Enter adds a line, ↑ recalls earlier code",
       onkeydown: (event) => this.#onKey(event),
     });
     this.#form = h("form", { class: "console-input", onsubmit: (event) => {
@@ -238,7 +238,7 @@ class ConsoleView {
     return h("section", { class: "view fill console" },
       h("div", { class: "view-head" },
         h("div", {}, h("a", { class: "crumb", href: "#/kernels" }, "Kernels"), h("h1", {}, "Console ", h("code", { class: "id" }, shortId(this.#id)), " ", this.#state), this.#facts),
-        h("div", { class: "actions" }, h("a", { class: "button", href: `#/topics/${encodeURIComponent(this.#topic)}` }, "Its topic"), this.#buttons)),
+        h("div", { class: "actions" }, h("a", { class: "button", href: `#/topics/${encodeURIComponent(this.#topic)}` }, "Topic"), this.#buttons)),
       h("div", { class: "card flush console-card" }, this.#log, this.#form));
   }
 }

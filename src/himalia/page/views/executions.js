@@ -4,14 +4,15 @@ import { get } from "../live/api.js";
 import { addressOf, toneOf } from "../widgets/cell_view.js";
 import { badge, emptyState, errorState, h, loading } from "../widgets/elements.js";
 import { clipped, count, duration, moment, shortId } from "../widgets/format.js";
+import { addSection } from "../router.js";
 import { poll } from "../live/polling.js";
 
 const PAGE = 100;
 const COLUMNS = "kernel_id,request_id,code,status,started,queued,run_ms,ename,evalue,username,execution_count";
 const STATUSES = ["ok", "error", "running", "aborted", "died", "timeout", "cancelled", "stale"];
-const ASK_EVERY_MS = 5000;
+const POLL_EVERY_MS = 5000;
 
-/** What was asked for as SQL. Text is compared as text: quotes are doubled, and `strpos` knows no wildcards. */
+/** The search as an SQL condition. Text is compared literally: quotes are doubled, and `strpos` has no wildcards. */
 export function conditionOf({ words = "", status = "", kernel = "" }) {
   const quoted = (text) => `'${text.replaceAll("'", "''")}'`;
   const parts = [];
@@ -24,12 +25,12 @@ export function conditionOf({ words = "", status = "", kernel = "" }) {
   return parts.join(" and ");
 }
 
-export const section = { name: "executions", title: "Executions", key: "e", view: executionsView };
+addSection({ name: "executions", title: "Executions", key: "e", view: executionsView });
 
 function executionsView({ navigate, route }) {
   const params = route.params;
   let limit = PAGE;
-  const words = h("input", { type: "search", class: "input grow", "data-find": "", value: params.get("q") ?? "", placeholder: "Search code, errors, kernels, people", "aria-label": "Search executions" });
+  const words = h("input", { type: "search", class: "input grow", "data-find": "", value: params.get("q") ?? "", placeholder: "Search code, errors, kernels, callers", "aria-label": "Search executions" });
   const status = h("select", { class: "input", "aria-label": "Status", onchange: () => apply() }, h("option", { value: "" }, "Any status"),
     ...STATUSES.map((one) => h("option", { value: one }, one)));
   status.value = params.get("status") ?? "";
@@ -37,10 +38,10 @@ function executionsView({ navigate, route }) {
   const table = h("div", { class: "card flush scroll-x", hidden: true }, h("table", { class: "table executions" },
     h("caption", { class: "visually-hidden" }, "Executions"),
     h("thead", {}, h("tr", {}, ...["Started", "Status", "Code", "Took", "Kernel", "Error"].map((title) => h("th", { scope: "col", class: title === "Took" ? "number" : "" }, title)))), body));
-  const state = h("div", {}, loading("Asking the table…"));
+  const state = h("div", {}, loading("Loading executions…"));
   const more = h("button", { class: "button more", type: "button", hidden: true, onclick: () => {
     limit += PAGE * 2;
-    look();
+    refresh();
   } }, "Show more");
   let shownKey = null;
 
@@ -50,7 +51,7 @@ function executionsView({ navigate, route }) {
     navigate(`#/executions${query.size ? `?${query}` : ""}`);
   }
 
-  async function look(signal) {
+  async function refresh(signal) {
     const where = conditionOf({ words: params.get("q") ?? "", status: params.get("status") ?? "", kernel: params.get("kernel") ?? "" });
     try {
       show(await get("/tables/executions", { where, columns: COLUMNS, limit }, signal));
@@ -58,7 +59,7 @@ function executionsView({ navigate, route }) {
       if (error.name === "AbortError") throw error;
       const isNone = error.code === "TABLE_NOT_FOUND";
       table.hidden = true;
-      state.replaceChildren(isNone ? emptyState("The pipeline has not run yet.", "It fills this table from the log. 'himalia up' starts it with the server, and it takes half a minute; beside 'himalia serve' it is: himalia pipeline run --every 5s") : errorState(error, () => look()));
+      state.replaceChildren(isNone ? emptyState("The pipeline has not run yet.", "It fills this table from the log. 'himalia up' starts it with the server, and it takes half a minute; with 'himalia serve', run: himalia pipeline run --every 5s") : errorState(error, () => refresh()));
     }
   }
 
@@ -66,7 +67,7 @@ function executionsView({ navigate, route }) {
     const key = JSON.stringify(rows);
     if (key === shownKey) return;
     shownKey = key;
-    state.replaceChildren(...(rows.length ? [] : [emptyState(words.value || status.value ? "Nothing was found." : "Nothing was executed yet.")]));
+    state.replaceChildren(...(rows.length ? [] : [emptyState(words.value || status.value ? "No execution matches." : "Nothing was executed yet.")]));
     table.hidden = !rows.length;
     body.replaceChildren(...rows.map(rowOf));
     more.hidden = !truncated;
@@ -78,7 +79,7 @@ function executionsView({ navigate, route }) {
     h("form", { class: "toolbar", onsubmit: apply }, words, status, h("button", { class: "button", type: "submit" }, "Search"),
       params.get("kernel") && h("a", { class: "button quiet", href: "#/executions" }, `Kernel ${shortId(params.get("kernel"))} ✕`)),
     state, table, more);
-  return { element, close: poll(look, ASK_EVERY_MS), title: "Executions" };
+  return { element, close: poll(refresh, POLL_EVERY_MS), title: "Executions" };
 }
 
 function rowOf(row) {

@@ -1,18 +1,19 @@
-// Kernels that run, those that ran, and starting one.
+// Running kernels, ended ones, and forms to start and attach kernels.
 
 import { get, post } from "../live/api.js";
 import { badge, emptyState, errorState, h, loading } from "../widgets/elements.js";
 import { ago, count, plural, shortId } from "../widgets/format.js";
 import { kernelButtons, kernelState } from "../widgets/kernel_actions.js";
+import { addSection } from "../router.js";
 import { poll } from "../live/polling.js";
-import { attempt, toast } from "../widgets/toasts.js";
+import { withErrorToast, toast } from "../widgets/toasts.js";
 import { consoleView } from "./console.js";
 import { executionView } from "./execution.js";
 
 const PREFIX = "kernels.";
 const PAST_SHOWN = 30;
 
-export const section = { name: "kernels", title: "Kernels", key: "k", view: viewOf };
+addSection({ name: "kernels", title: "Kernels", key: "k", view: viewOf });
 
 function viewOf(context) {
   const [, kernelId, what, requestId] = context.route.parts;
@@ -21,14 +22,14 @@ function viewOf(context) {
 }
 
 function kernelsView({ navigate }) {
-  const running = h("div", { class: "cards" }, loading("Looking for kernels…"));
+  const running = h("div", { class: "cards" }, loading("Loading kernels…"));
   const past = h("div");
   const cards = new Map();
   const element = h("section", { class: "view" },
-    h("div", { class: "view-head" }, h("h1", {}, "Kernels"), h("div", { class: "actions" }, startForm(navigate), attachForm(() => look()))),
+    h("div", { class: "view-head" }, h("h1", {}, "Kernels"), h("div", { class: "actions" }, startForm(navigate), attachForm(() => refresh()))),
     running, past);
 
-  async function look(signal) {
+  async function refresh(signal) {
     try {
       const [kernels, { topics }] = await Promise.all([get("/api/kernels", {}, signal), get("/topics", {}, signal)]);
       show(kernels);
@@ -43,18 +44,18 @@ function kernelsView({ navigate }) {
   function show(kernels) {
     for (const id of cards.keys()) if (!kernels.some((kernel) => kernel.id === id)) cards.delete(id);
     const elements = kernels.map((kernel) => {
-      if (!cards.has(kernel.id)) cards.set(kernel.id, new KernelCard(kernel, look));
+      if (!cards.has(kernel.id)) cards.set(kernel.id, new KernelCard(kernel, refresh));
       cards.get(kernel.id).show(kernel);
       return cards.get(kernel.id).element;
     });
     const wanted = elements.length ? elements
-      : [emptyState("No kernel runs.", "Start one above: everything it says is kept, and anybody may watch.")];
+      : [emptyState("No kernel is running.", "Start one above: all of its output is stored, and any number of viewers can follow it.")];
     if (wanted.length !== running.children.length || wanted.some((one, index) => one !== running.children[index])) {
       running.replaceChildren(...wanted);
     }
   }
 
-  return { element, close: poll(look, 1500), title: "Kernels" };
+  return { element, close: poll(refresh, 1500), title: "Kernels" };
 }
 
 class KernelCard {
@@ -78,7 +79,7 @@ class KernelCard {
     }
     const facts = [
       `started ${ago(kernel.started)}`, `active ${ago(kernel.last_activity)}`, plural(kernel.connections, "viewer"),
-      kernel.pid && `process ${kernel.pid}`, kernel.buffered_bytes > 0 && `${count(kernel.buffered_bytes)} bytes wait for the log`,
+      kernel.pid && `process ${kernel.pid}`, kernel.buffered_bytes > 0 && `${count(kernel.buffered_bytes)} bytes are waiting for the log`,
     ].filter(Boolean).join(" · ");
     if (this.#facts.textContent !== facts) this.#facts.textContent = facts;
   }
@@ -90,7 +91,7 @@ function showPast(place, topics) {
   place.dataset.key = key;
   if (!topics.length) return place.replaceChildren();
   const newest = [...topics].sort((a, b) => b.created.localeCompare(a.created)).slice(0, PAST_SHOWN);
-  place.replaceChildren(h("h2", { class: "section" }, "Ended, and still in the log"), h("ul", { class: "past card flush" }, ...newest.map((topic) => {
+  place.replaceChildren(h("h2", { class: "section" }, "Ended, but still in the log"), h("ul", { class: "past card flush" }, ...newest.map((topic) => {
     const id = topic.name.slice(PREFIX.length);
     return h("li", {}, h("a", { class: "row-link", href: `#/kernels/${encodeURIComponent(id)}` }, shortId(id)),
       h("span", { class: "note" }, `${plural(topic.messages, "message")} · started ${ago(topic.created)}`));
@@ -107,7 +108,7 @@ function startForm(navigate) {
   return h("form", { class: "inline-form", onsubmit: async (event) => {
     event.preventDefault();
     button.textContent = "Starting…";
-    await attempt(async () => {
+    await withErrorToast(async () => {
       const kernel = await post("/api/kernels", choice.value ? { name: choice.value } : {});
       navigate(`#/kernels/${encodeURIComponent(kernel.id)}`);
     }, button);
@@ -121,7 +122,7 @@ function attachForm(after) {
   return h("details", { class: "drop" }, h("summary", { class: "button" }, "Attach…"),
     h("form", { class: "card drop-body", onsubmit: async (event) => {
       event.preventDefault();
-      await attempt(async () => {
+      await withErrorToast(async () => {
         const name = file.value.trim();
         const found = await post("/api/kernels/attach", name ? { connection_file: name } : { all: true });
         if (name) toast("Attached", "good");

@@ -1,4 +1,4 @@
-// What the pipeline has made of the log, and how far it is behind.
+// The tables of the pipeline, and how far it lags behind the log.
 
 import { get, topicPath } from "../live/api.js";
 import { addressOf } from "../widgets/cell_view.js";
@@ -7,14 +7,15 @@ import { emptyState, errorState, h, loading, setText } from "../widgets/elements
 import { ago, bytes, clipped, count, duration, moment, plural, shortId } from "../widgets/format.js";
 import { PlotFrame } from "../widgets/frames.js";
 import { merged, percentile } from "../live/histogram.js";
+import { addSection } from "../router.js";
 import { poll } from "../live/polling.js";
 import { Sparkline } from "../widgets/sparkline.js";
 import { Tile } from "../widgets/tiles.js";
 
-const ASK_EVERY_MS = 5000;
+const POLL_EVERY_MS = 5000;
 const POSITIONS = "pipeline.positions";
 
-/** How many records of the log the pipeline has not read: by topic, from its own positions. */
+/** The number of records of each topic that the pipeline has not read, from the positions that it published. */
 export function lagOf(topics, positions) {
   return topics.filter((topic) => !topic.name.startsWith("pipeline.")).map((topic) => {
     const at = positions[topic.name];
@@ -23,7 +24,7 @@ export function lagOf(topics, positions) {
   });
 }
 
-export const section = { name: "pipeline", title: "Pipeline", key: "p", view: pipelineView };
+addSection({ name: "pipeline", title: "Pipeline", key: "p", view: pipelineView });
 
 function pipelineView() {
   const view = new PipelineView();
@@ -38,7 +39,7 @@ class PipelineView {
     runs: new Tile("Executions"),
     errors: new Tile("Errors"),
   };
-  #state = h("div", {}, loading("Asking for the tables…"));
+  #state = h("div", {}, loading("Loading the tables…"));
   #content = h("div", { hidden: true });
   #plots;
   #plotPlace;
@@ -50,19 +51,19 @@ class PipelineView {
 
   constructor() {
     this.#plots = new PlotFrame("Charts of the pipeline", { onMissing: () => this.#plotPlace.replaceChildren(
-      h("p", { class: "note" }, "There are no charts: the server has no Plotly. To see them: pip install 'himalia[page]'")) });
+      h("p", { class: "note" }, "Charts need Plotly on the server: pip install 'himalia[page]'")) });
     this.#plotPlace = h("div", { class: "card plots" }, this.#plots.element);
     this.#content.append(
       h("div", { class: "tiles" }, ...Object.values(this.#tiles).map((tile) => tile.element)),
       this.#behind, this.#plotPlace,
       h("div", { class: "columns" },
-        h("div", {}, h("h2", { class: "section" }, "Errors, the latest of each"), this.#errors),
-        h("div", {}, h("h2", { class: "section" }, "How long executions take"), this.#kernels)),
+        h("div", {}, h("h2", { class: "section" }, "Errors, with the latest example"), this.#errors),
+        h("div", {}, h("h2", { class: "section" }, "Duration of executions"), this.#kernels)),
       h("h2", { class: "section" }, "Tables"),
       h("div", { class: "card flush scroll-x" }, h("table", { class: "table" }, h("caption", { class: "visually-hidden" }, "Tables"),
         h("thead", {}, h("tr", {}, ...["Table", "A row is", "Rows", "Size", "Updated"].map((title) => h("th", { scope: "col", class: ["Rows", "Size"].includes(title) ? "number" : "" }, title)))), this.#tables)));
     this.element = h("section", { class: "view" }, h("div", { class: "view-head" }, h("h1", {}, "Pipeline")), this.#state, this.#content);
-    this.#stop = poll((signal) => this.#look(signal), ASK_EVERY_MS);
+    this.#stop = poll((signal) => this.#refresh(signal), POLL_EVERY_MS);
   }
 
   close() {
@@ -70,36 +71,36 @@ class PipelineView {
     this.#plots.close();
   }
 
-  async #look(signal) {
+  async #refresh(signal) {
     try {
       const { tables } = await get("/tables", {}, signal);
-      if (!tables.length) return this.#say(emptyState("The pipeline has not run yet.", "It turns the log into tables. 'himalia up' starts it with the server, and it takes half a minute; beside 'himalia serve' it is: himalia pipeline run --every 5s"));
+      if (!tables.length) return this.#showState(emptyState("The pipeline has not run yet.", "It turns the log into tables. 'himalia up' starts it with the server, and it takes half a minute; with 'himalia serve', run: himalia pipeline run --every 5s"));
       const rows = (name, params) => get(`/tables/${name}`, { limit: 2000, ...params }, signal).then((found) => found.rows, () => []);
       const { topics } = await get("/topics", {}, signal);
-      const isTold = topics.some((topic) => topic.name === POSITIONS && topic.end > 0);
+      const isPublished = topics.some((topic) => topic.name === POSITIONS && topic.end > 0);
       const [activity, health, errors, positions] = await Promise.all([
         rows("topic_activity", { columns: "minute,topic,messages" }),
         rows("kernel_health", { columns: "kernel_id,window_start,executions,failures,histogram" }),
         rows("errors", { columns: "ename,count,last_evalue,last_kernel_id,last_request_id,last_ts" }),
-        isTold ? get(topicPath(POSITIONS, "/messages"), { last: 1 }, signal) : null,
+        isPublished ? get(topicPath(POSITIONS, "/messages"), { last: 1 }, signal) : null,
       ]);
-      this.#show({ tables, activity, health, errors: digest(errors), topics, told: positions?.messages[0] ?? null });
+      this.#show({ tables, activity, health, errors: digest(errors), topics, reported: positions?.messages[0] ?? null });
     } catch (error) {
       if (error.name === "AbortError") throw error;
-      this.#say(errorState(error));
+      this.#showState(errorState(error));
     }
   }
 
-  #say(element) {
+  #showState(element) {
     this.#content.hidden = true;
     this.#state.replaceChildren(element);
   }
 
-  #show({ tables, activity, health, errors, topics, told }) {
+  #show({ tables, activity, health, errors, topics, reported }) {
     this.#content.hidden = false;
     this.#state.replaceChildren();
     const kernels = byKernel(health);
-    this.#showLag(topics, told);
+    this.#showLag(topics, reported);
     this.#showTiles(tables, errors);
     this.#plots.show((theme) => [throughput(theme, activity), percentiles(theme, kernels), executions(theme, health), errorCounts(theme, errors)]);
     this.#tables.replaceChildren(...tables.map((table) => h("tr", {}, h("th", { scope: "row", class: "mono" }, table.name), h("td", { class: "note" }, table.description),
@@ -108,14 +109,14 @@ class PipelineView {
     this.#kernels.replaceChildren(kernels.length ? kernelTable(kernels) : h("p", { class: "card note" }, "Nothing was executed yet."));
   }
 
-  #showLag(topics, told) {
-    const behind = lagOf(topics, told?.message.payload?.positions ?? {});
+  #showLag(topics, reported) {
+    const behind = lagOf(topics, reported?.message.payload?.positions ?? {});
     const total = behind.reduce((sum, { lag }) => sum + lag, 0);
-    const note = told ? (total === 1 ? "record" : "records") : "nobody has said how far it is";
-    this.#tiles.lag.show(told ? count(total) : "–", note, total);
-    this.#tiles.read.show(told ? ago(told.ts) : "–", told ? moment(told.ts) : "");
+    const note = reported ? (total === 1 ? "record" : "records") : "the pipeline has not published its position";
+    this.#tiles.lag.show(reported ? count(total) : "–", note, total);
+    this.#tiles.read.show(reported ? ago(reported.ts) : "–", reported ? moment(reported.ts) : "");
     const most = behind.filter(({ lag }) => lag > 0).sort((a, b) => b.lag - a.lag).slice(0, 5);
-    setText(this.#behind, told && most.length ? `Most behind: ${most.map(({ name, lag }) => `${name} ${count(lag)}`).join(", ")}` : "");
+    setText(this.#behind, reported && most.length ? `Most behind: ${most.map(({ name, lag }) => `${name} ${count(lag)}`).join(", ")}` : "");
     this.#behind.className = "note behind";
   }
 

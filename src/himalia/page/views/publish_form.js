@@ -1,19 +1,19 @@
-// Publishing to a topic: what is typed is sent as it is typed.
+// The form that publishes to a topic. Payload and headers are sent exactly as typed.
 
 import { postText, topicPath } from "../live/api.js";
 import { h } from "../widgets/elements.js";
 import { count } from "../widgets/format.js";
-import { attempt, toast } from "../widgets/toasts.js";
+import { withErrorToast, toast } from "../widgets/toasts.js";
 
 export function publishForm(topic) {
   const payload = h("textarea", {
     class: "input mono", rows: "4", spellcheck: "false", "aria-label": "Payload, JSON", placeholder: '{"sku": "A-17", "total": 120}',
   });
-  const headers = h("input", { class: "input mono grow", "aria-label": "Headers, JSON", placeholder: 'Headers, if any: {"source": "web"}' });
+  const headers = h("input", { class: "input mono grow", "aria-label": "Headers, JSON", placeholder: 'Headers (optional): {"source": "web"}' });
   const button = h("button", { class: "button primary", type: "submit" }, "Publish");
   const send = async (event) => {
     event.preventDefault();
-    await attempt(async () => {
+    await withErrorToast(async () => {
       const answer = await postText(topicPath(topic, "/messages"), messageText(payload.value, headers.value));
       toast(`Stored at offset ${count(answer.offset)}`, "good");
       payload.select();
@@ -24,7 +24,7 @@ export function publishForm(topic) {
     h("div", { class: "inline-form" }, headers, button));
 }
 
-/** The message as it is sent: what was typed goes into it as it was typed. */
+/** The body of the request, with payload and headers exactly as typed. */
 function messageText(payload, headers) {
   checkJson(payload, "the payload");
   if (!headers.trim()) return `{"payload":${payload}}`;
@@ -32,7 +32,7 @@ function messageText(payload, headers) {
   return `{"payload":${payload},"headers":${headers}}`;
 }
 
-/** Only whether it is one JSON value: the parsed value is not used, since parsing changes numbers. */
+/** Throw if the text is not one JSON value. The parsed value is not used: parsing changes numbers. */
 function checkJson(text, what) {
   try {
     JSON.parse(text);

@@ -1,11 +1,11 @@
-// Signing in: on a page of its own at first, and in a dialogue over what is open when a session has ended.
+// Signing in: a view of its own at first, and a dialogue over the open view when the session has ended.
 
 import { signIn } from "../live/api.js";
 import { h } from "../widgets/elements.js";
 
-const HOW = "The server printed an address with its token when it started; 'himalia token' prints it again. A key from its keys file works as well.";
+const HOW = "The server prints an address with its token when it starts; 'himalia token' prints the token again. A key from its keys file works too.";
 
-/** `onSignedIn({caller, expires})` is called once the server has taken the key, which is not kept. */
+/** `onSignedIn({caller, expires})` is called once the server has accepted the key, which is not stored. */
 function signInForm(title, explanations, onSignedIn) {
   const key = h("input", { class: "input mono", type: "password", autocomplete: "current-password", id: "token", required: true });
   const complaint = h("p", { class: "complaint", role: "alert", hidden: true });
@@ -35,12 +35,12 @@ export function signInView({ onSignedIn }) {
   return { element: h("section", { class: "view sign-in" }, form.element), close() {}, title: "Sign in", focus: form.focus };
 }
 
-/** Ask over the page, which stays as it is below: whoever signs in again is back at the same place. Returns a function that closes it. */
-export function askToSignIn(onSignedIn) {
+/** Open a dialogue over the view, which stays as it is. Returns a function that closes it. */
+export function openSignInDialog(onSignedIn) {
   const dialog = h("dialog", { class: "sign-in-again", "aria-label": "Sign in again", oncancel: (event) => event.preventDefault() });
   const close = () => dialog.remove();
   const form = signInForm("Sign in again", [
-    "You are signed out: your session has expired, or was ended. The page does not reconnect until you sign in; then you are where you were.", HOW], onSignedIn);
+    "You are signed out: your session has expired, or was ended. The page reconnects when you sign in, and you continue where you were.", HOW], onSignedIn);
   dialog.append(form.element);
   document.body.append(dialog);
   dialog.showModal();

@@ -1,27 +1,27 @@
-// One topic: its records as they come, or as they came.
+// One topic: its records, live or from the past.
 
 import { get, remove, topicPath } from "../live/api.js";
 import { copy } from "../widgets/clipboard.js";
-import { carefulButton, h, setText } from "../widgets/elements.js";
+import { confirmButton, h, setText } from "../widgets/elements.js";
 import { bytes, count, plural, rate } from "../widgets/format.js";
 import { LogSearch } from "../live/log_search.js";
 import { rateOf } from "../live/metrics.js";
 import { poll } from "../live/polling.js";
 import { publishForm } from "./publish_form.js";
 import { asText, detailsOf, fillRow, recordOf, titleOf } from "./topic_rows.js";
-import { attempt, toast } from "../widgets/toasts.js";
+import { withErrorToast, toast } from "../widgets/toasts.js";
 import { VirtualList } from "../widgets/virtual_list.js";
 
 const FIRST_SHOWN = 200;
 const CAPACITY = 20_000;
-const PAGE = 500; // records read at a time while somebody reads in the past
-const BEHIND_MAX = 5000; // what the server may skip beyond, and says so
+const PAGE = 500; // records read at a time in the past
+const BEHIND_MAX = 5000; // the lag beyond which the server skips records, and reports it
 
 /**
- * Live, it follows the end. Paused, it holds its place and costs nothing: the log keeps what comes meanwhile, and
- * going on begins exactly there. In the past, it reads a page at a time as somebody scrolls down.
+ * Live, it follows the end. Paused, it has no subscription: the log keeps new records, and reading resumes exactly
+ * where it paused. In the past, it reads a page at a time while the user scrolls down.
  *
- * With a filter it searches the log: back from the end while live, forward from the place that was asked for in the past.
+ * With a filter it searches the log: back from the end while live, forward from the requested position in the past.
  */
 export function topicView({ connection, navigate, route }) {
   const topic = route.parts[1];
@@ -40,12 +40,12 @@ class TopicView {
   #credit = Infinity;
   #next = null;
   #epoch = null;
-  #end = null; // not known before the first look
+  #end = null; // not known before the first request
   #stopPolling;
   #parts = {};
   #search = null;
-  #isToSearchBack = false; // once the server has said where the end is
-  #onConnection = () => this.#connectionChanged();
+  #isToSearchBack = false; // as soon as the server has reported the end
+  #onConnection = () => this.#onConnectionChange();
   #wasAsleep = false;
 
   constructor(connection, navigate, topic, params) {
@@ -58,7 +58,7 @@ class TopicView {
       onSelect: (row) => this.#showDetails(row), onScroll: (place) => this.#onScroll(place),
     });
     this.element = this.#layout();
-    this.#stopPolling = poll((signal) => this.#look(signal), 2000);
+    this.#stopPolling = poll((signal) => this.#refresh(signal), 2000);
     connection.addEventListener("change", this.#onConnection);
     this.#begin();
   }
@@ -96,7 +96,7 @@ class TopicView {
   #subscribe(place) {
     this.#subscription?.close();
     const wanted = { ...place, ...(this.#filter && { filter: this.#filter }) };
-    this.#subscription = this.#connection.subscribe(this.#topic, wanted, (messages) => this.#take(messages));
+    this.#subscription = this.#connection.subscribe(this.#topic, wanted, (messages) => this.#onMessages(messages));
   }
 
   #unsubscribe() {
@@ -107,7 +107,7 @@ class TopicView {
   #newest() {
     this.#list.clear();
     this.#next = null;
-    this.#become("live");
+    this.#setMode("live");
     this.#list.showEnd();
     this.#endSearch();
     this.#isToSearchBack = this.#filter !== "";
@@ -118,14 +118,14 @@ class TopicView {
     this.#list.clear();
     this.#next = null;
     this.#credit = PAGE;
-    this.#become("past");
+    this.#setMode("past");
     this.#list.showStart();
     this.#endSearch();
     if (this.#filter) this.#searchForward(place);
     else this.#subscribe({ ...place, policy: "lossless" });
   }
 
-  // Searching: what the filter lets pass of the log as it is, beside what comes
+  // Searching: the records in the log that match the filter, in addition to new ones
 
   #endSearch() {
     this.#search?.stop();
@@ -135,37 +135,37 @@ class TopicView {
   #searchBack(from, epoch) {
     this.#isToSearchBack = false;
     const onFound = (records) => this.#list.prepend(records.map(rowOf));
-    this.#search = new LogSearch(this.#topic, this.#filter, { onFound, onChange: () => this.#showPlace() });
+    this.#search = new LogSearch(this.#topic, this.#filter, { onFound, onChange: () => this.#showStatus() });
     this.#search.back(from, epoch);
   }
 
   #searchForward(place) {
     const onFound = (records, answer) => {
       this.#epoch = answer.epoch;
-      this.#tellGap(place.from, answer);
+      this.#showGap(place.from, answer);
       this.#list.append(records.map(rowOf));
       this.#credit -= records.length;
       this.#next = answer.next;
     };
-    this.#search = new LogSearch(this.#topic, this.#filter, { onFound, onChange: () => this.#searchedForward() });
+    this.#search = new LogSearch(this.#topic, this.#filter, { onFound, onChange: () => this.#onSearchForward() });
     this.#search.forward(place);
   }
 
-  /** What is asked for first may be gone; it is said once. */
-  #tellGap(requested, { first, end }) {
+  /** Show once that the first requested record is no longer in the log. */
+  #showGap(requested, { first, end }) {
     if (this.#next === null && requested < first) this.#list.append([{ kind: "gap", requested, first, end }]);
   }
 
-  /** At the end of the log, what comes is shown too. */
-  #searchedForward() {
+  /** At the end of the log, subscribe to new records. */
+  #onSearchForward() {
     if (this.#search.state === "done" && !this.#subscription && this.#credit > 0) {
       this.#subscribe({ from: this.#next, epoch: this.#epoch ?? undefined, policy: "lossless" });
     }
-    if (this.#search.state === "failed") this.#complain(this.#search.error.message);
-    this.#showPlace();
+    if (this.#search.state === "failed") this.#showComplaint(this.#search.error.message);
+    this.#showStatus();
   }
 
-  #searchOn() {
+  #continueSearch() {
     if (this.#search.state === "running") return this.#search.stop();
     if (this.#mode !== "past" && this.#list.length > CAPACITY) {
       return toast(`This page keeps ${count(CAPACITY)} rows: narrow the filter, or jump to an earlier offset`, "bad");
@@ -174,18 +174,18 @@ class TopicView {
     this.#search.resume();
   }
 
-  /** Whoever pauses before the server has said where we are still learns it: there is a place to hold only then. */
+  /** Before the ack there is no position to hold: then keep the subscription until it arrives, and show nothing. */
   #pause() {
     if (this.#next === null) this.#credit = 0;
     else this.#unsubscribe();
     this.#list.following = false;
-    this.#become("paused");
+    this.#setMode("paused");
   }
 
-  /** Go on where we stopped, unless so much came meanwhile that it would only rush by. */
+  /** Resume where we paused, or at the end if too many records were appended meanwhile. */
   #goLive() {
     const missed = this.#end - (this.#next ?? this.#end);
-    if (this.#waitsAhead()) return this.#newest();
+    if (this.#isBeyondEnd()) return this.#newest();
     if (this.#next === null || missed > CAPACITY / 2) {
       const skipped = this.#next;
       this.#newest();
@@ -193,35 +193,35 @@ class TopicView {
       return;
     }
     if (this.#mode === "past") this.#endSearch();
-    this.#become("live");
+    this.#setMode("live");
     this.#list.showEnd();
     const place = { from: this.#next, epoch: this.#epoch ?? undefined };
     this.#subscribe({ ...place, policy: "drop_oldest", limit: BEHIND_MAX });
   }
 
-  /** Whether somebody jumped beyond the end: nothing is shown until the log reaches that offset. */
-  #waitsAhead() {
+  /** Whether the requested offset is beyond the end: nothing is shown until the log reaches it. */
+  #isBeyondEnd() {
     return this.#mode === "past" && this.#end !== null && this.#next > this.#end && !this.#list.length;
   }
 
-  /** While nobody looked much may have come: then what is new is worth more than all of it. */
-  async #connectionChanged() {
+  /** Give up the position while the page is hidden, and resume when it is shown: many records may have been appended. */
+  async #onConnectionChange() {
     if (this.#mode !== "live") return;
     if (this.#connection.state === "asleep") {
       this.#unsubscribe();
       this.#wasAsleep = true;
     } else if (this.#connection.state === "open" && this.#wasAsleep) {
       this.#wasAsleep = false;
-      await this.#look();
+      await this.#refresh();
       if (this.#mode === "live" && !this.#subscription) this.#goLive();
     }
   }
 
-  #take(messages) {
+  #onMessages(messages) {
     const rows = [];
     for (const message of messages) {
       const isAnswer = message.type === "ack" || message.type === "error";
-      if (this.#credit <= 0 && !isAnswer) break; // not ours to show yet: it is read again from #next
+      if (this.#credit <= 0 && !isAnswer) break; // not to be shown yet: it is read again from #next
       const row = this.#rowFor(message);
       if (row) rows.push(row);
       if (message.type === "event") {
@@ -232,14 +232,14 @@ class TopicView {
     this.#append(rows);
     if (this.#credit > 0) return;
     this.#unsubscribe();
-    this.#showPlace();
+    this.#showStatus();
   }
 
   #rowFor(message) {
     if (message.type === "event") return rowOf(message);
-    if (message.type === "ack") return this.#placed(message);
+    if (message.type === "ack") return this.#onAck(message);
     if (message.type === "error") {
-      if (message.request_id) this.#complain(message.error.message);
+      if (message.request_id) this.#showComplaint(message.error.message);
       return { kind: "error", code: message.error.code, text: message.error.message };
     }
     if (message.msg === "gap") {
@@ -251,10 +251,10 @@ class TopicView {
     return null;
   }
 
-  #placed({ epoch, offset }) {
+  #onAck({ epoch, offset }) {
     this.#epoch = epoch ?? null;
     if (this.#next === null) this.#next = offset ?? null;
-    this.#complain("");
+    this.#showComplaint("");
     if (this.#isToSearchBack) this.#searchBack(offset, epoch);
     return null;
   }
@@ -262,22 +262,22 @@ class TopicView {
   #append(rows) {
     if (!rows.length) return;
     this.#list.append(rows);
-    this.#showPlace();
+    this.#showStatus();
   }
 
   #onScroll({ atEnd }) {
     if (this.#mode === "live" && !atEnd) this.#pause();
     else if (this.#mode === "past" && atEnd && this.#credit <= 0 && this.#next !== null) {
-      if (this.#search?.state === "paused") return this.#searchOn();
+      if (this.#search?.state === "paused") return this.#continueSearch();
       if (this.#search && this.#search.state !== "done") return;
       this.#credit = PAGE;
       this.#subscribe({ from: this.#next, epoch: this.#epoch ?? undefined, policy: "lossless" });
     }
   }
 
-  // What stands around the list
+  // Around the list
 
-  #become(mode) {
+  #setMode(mode) {
     this.#mode = mode;
     this.#credit = mode === "live" ? Infinity : this.#credit;
     const button = this.#parts.pause;
@@ -286,26 +286,26 @@ class TopicView {
     button.classList.toggle("primary", mode !== "live");
     this.#parts.mode.textContent = { live: "Live", paused: "Paused", past: "In the past" }[mode];
     this.#parts.mode.className = `badge ${mode === "live" ? "ok pulse" : "warn"}`;
-    this.#showPlace();
+    this.#showStatus();
   }
 
-  #showPlace() {
+  #showStatus() {
     const newest = this.#list.rows.findLast((row) => row.kind === "record");
     const parts = [];
-    if (newest) parts.push(`${plural(this.#list.length, "row")} here, to offset ${count(newest.record.offset)}`);
+    if (newest) parts.push(`${plural(this.#list.length, "row")} shown, to offset ${count(newest.record.offset)}`);
     const waiting = this.#end - (this.#next ?? this.#end);
     if (this.#mode !== "live" && waiting > 0) parts.push(`${count(waiting)} more in the log`);
-    if (this.#waitsAhead()) parts.push(`Waiting for offset ${count(this.#next)}; the topic ends at ${count(this.#end)}`);
-    else if (!newest && !this.#filter) parts.push("Nothing here yet");
+    if (this.#isBeyondEnd()) parts.push(`Waiting for offset ${count(this.#next)}; the topic ends at ${count(this.#end)}`);
+    else if (!newest && !this.#filter) parts.push("No records yet");
     const state = this.#search?.state ?? "done";
-    if (!newest && this.#search && state === "done") parts.push("Nothing matches");
-    if (this.#search) parts.push(this.#search.sentence);
+    if (!newest && this.#search && state === "done") parts.push("No record matches");
+    if (this.#search) parts.push(this.#search.summary);
     setText(this.#parts.place, parts.join(" · "));
     this.#parts.search.hidden = state === "done";
-    setText(this.#parts.search, { running: "Stop", failed: "Try again" }[state] ?? "Search on");
+    setText(this.#parts.search, { running: "Stop", failed: "Try again" }[state] ?? "Continue search");
   }
 
-  async #look(signal) {
+  async #refresh(signal) {
     const stats = await get("/stats", {}, signal).catch((error) => {
       if (error.name === "AbortError") throw error;
       return null;
@@ -319,15 +319,15 @@ class TopicView {
       topic.lag > 0 && `lag ${count(topic.lag)}`,
     ];
     setText(this.#parts.facts, facts.filter(Boolean).join(" · "));
-    if (this.#mode !== "live") this.#showPlace();
+    if (this.#mode !== "live") this.#showStatus();
   }
 
-  #complain(text) {
+  #showComplaint(text) {
     this.#parts.complaint.textContent = text;
     this.#parts.complaint.hidden = !text;
   }
 
-  #go(params) {
+  #navigateTo(params) {
     const query = new URLSearchParams([...Object.entries(params)].filter(([, value]) => value !== "" && value != null));
     const address = `#/topics/${encodeURIComponent(this.#topic)}${query.size ? `?${query}` : ""}`;
     if (address === location.hash) this.#newest();
@@ -341,8 +341,8 @@ class TopicView {
     parts.place = h("span", { class: "note" });
     parts.complaint = h("p", { class: "complaint", role: "alert", hidden: true });
     parts.pause = h("button", { class: "button", type: "button", onclick: () => this.onKey(" ") }, "Pause");
-    parts.details = h("aside", { class: "details", "aria-label": "The chosen record", hidden: true });
-    parts.search = h("button", { class: "button tiny", type: "button", hidden: true, onclick: () => this.#searchOn() });
+    parts.details = h("aside", { class: "details", "aria-label": "Selected record", hidden: true });
+    parts.search = h("button", { class: "button tiny", type: "button", hidden: true, onclick: () => this.#continueSearch() });
     parts.publish = publishForm(this.#topic);
     const togglePublish = () => {
       parts.publish.hidden = !parts.publish.hidden;
@@ -353,9 +353,9 @@ class TopicView {
         h("div", {}, h("a", { class: "crumb", href: "#/topics" }, "Topics"), h("h1", { class: "mono-title" }, this.#topic, " ", parts.mode), parts.facts),
         h("div", { class: "actions" },
           parts.pause,
-          h("button", { class: "button", type: "button", onclick: () => this.#go({ filter: this.#filter }) }, "Newest"),
+          h("button", { class: "button", type: "button", onclick: () => this.#navigateTo({ filter: this.#filter }) }, "Newest"),
           h("button", { class: "button", type: "button", onclick: togglePublish }, "Publish…"),
-          carefulButton("Delete", "Delete all of it?", () => this.#delete(), "danger"))),
+          confirmButton("Delete", "Delete all records?", () => this.#delete(), "danger"))),
       h("div", { class: "toolbar" }, this.#filterForm(), this.#jumpForm()),
       parts.complaint, parts.publish,
       h("div", { class: "split" }, h("div", { class: "card flush list-card" }, this.#list.element), parts.details),
@@ -369,9 +369,9 @@ class TopicView {
     });
     const apply = (event) => {
       event.preventDefault();
-      this.#go({ filter: input.value.trim(), from: this.#params.get("from"), since: this.#params.get("since") });
+      this.#navigateTo({ filter: input.value.trim(), from: this.#params.get("from"), since: this.#params.get("since") });
     };
-    const clear = this.#filter && h("button", { class: "button quiet", type: "button", onclick: () => this.#go({}) }, "Clear");
+    const clear = this.#filter && h("button", { class: "button quiet", type: "button", onclick: () => this.#navigateTo({}) }, "Clear");
     return h("form", { class: "inline-form grow", onsubmit: apply }, input, h("button", { class: "button", type: "submit" }, "Filter"), clear);
   }
 
@@ -382,15 +382,15 @@ class TopicView {
     });
     const jump = (event) => {
       event.preventDefault();
-      const place = placeOf(input.value.trim());
-      if (!place) return toast("Say an offset (1200), a time of today (14:30), or a date and time (2026-11-16 14:30)", "bad");
-      this.#go({ ...place, filter: this.#filter });
+      const place = parsePosition(input.value.trim());
+      if (!place) return toast("Enter an offset (1200), a time of today (14:30), or a date and time (2026-11-16 14:30)", "bad");
+      this.#navigateTo({ ...place, filter: this.#filter });
     };
     return h("form", { class: "inline-form", onsubmit: jump }, input, h("button", { class: "button", type: "submit" }, "Jump"));
   }
 
   async #delete() {
-    if (await attempt(() => remove(topicPath(this.#topic)))) this.#navigate("#/topics");
+    if (await withErrorToast(() => remove(topicPath(this.#topic)))) this.#navigate("#/topics");
   }
 
   #showDetails(row) {
@@ -405,8 +405,8 @@ class TopicView {
 
 const rowOf = (record) => ({ kind: "record", record: recordOf(record) });
 
-/** From what somebody typed to a place in the log; null if it says none. */
-export function placeOf(text) {
+/** Parse an offset or a time that the user typed; null if it is neither. */
+export function parsePosition(text) {
   if (/^\d+$/.test(text)) return { from: text };
   const today = text.match(/^(\d{1,2}):(\d{2})(?::(\d{2}))?$/);
   const at = today ? new Date() : new Date(/^\d{4}-\d{2}-\d{2}$/.test(text) ? `${text}T00:00` : text);

@@ -1,4 +1,4 @@
-// The rows of a topic: records, and what is to be said between them.
+// The rows of a topic: records, and notices between them.
 
 import { copyButton } from "../widgets/clipboard.js";
 import { h } from "../widgets/elements.js";
@@ -8,7 +8,7 @@ import { jsonView } from "../widgets/json_view.js";
 
 const LINE_SHOWN = 400;
 
-/** What a row keeps of an event: its text, and no second copy of the payload. */
+/** The fields of an event that a row keeps: its text, and no second copy of the payload. */
 export function recordOf({ offset, ts, message: { id, headers }, text }) {
   return { offset, ts, id, headers: headers ?? {}, text };
 }
@@ -39,11 +39,11 @@ function cells(element, wanted) {
 function textOf(row) {
   switch (row.kind) {
     case "dropped":
-      return `Skipped: this page was too slow for ${plural(row.count, "record")}, offsets ${count(row.first)} to ${count(row.last)}. They are in the log; jump to ${row.first} to read them.`;
+      return `Skipped: this page reads too slowly for ${plural(row.count, "record")}, offsets ${count(row.first)} to ${count(row.last)}. They are in the log; jump to ${row.first} to read them.`;
     case "gap":
-      return `Gap: offset ${count(row.requested)} is not there; the log goes on at ${count(row.first)}, its end is ${count(row.end)}.`;
+      return `Gap: offset ${count(row.requested)} is not in the log, which continues at ${count(row.first)} and ends at ${count(row.end)}.`;
     case "skipped":
-      return `Passed over ${plural(row.count, "record")} from offset ${count(row.first)} on, to be where the end is. Jump there to read them.`;
+      return `Passed over ${plural(row.count, "record")} from offset ${count(row.first)} on, to show the newest. Jump there to read them.`;
     case "error":
       return `${row.code}: ${row.text}`;
     default:
@@ -55,7 +55,7 @@ export function titleOf(row) {
   return row.kind === "record" ? `Offset ${count(row.record.offset)}` : { dropped: "Skipped", gap: "Gap", skipped: "Passed over" }[row.kind] ?? "Notice";
 }
 
-/** What is copied of a row: the payload as it is stored. */
+/** The text that is copied from a row: the payload as stored. */
 export const asText = (row) => (row.kind === "record" ? payloadOf(row.record) : textOf(row));
 
 export function detailsOf(row, topic) {

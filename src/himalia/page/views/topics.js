@@ -1,23 +1,24 @@
-// All topics: how much comes, who follows, how far they are behind.
+// All topics: rates, sizes, subscribers and their lag.
 
 import { get, post } from "../live/api.js";
 import { emptyState, errorState, h, loading, setText } from "../widgets/elements.js";
 import { bytes, count, plural, rate } from "../widgets/format.js";
 import { rateOf, sumOf } from "../live/metrics.js";
+import { addSection } from "../router.js";
 import { poll } from "../live/polling.js";
 import { Sparkline } from "../widgets/sparkline.js";
-import { attempt } from "../widgets/toasts.js";
+import { withErrorToast } from "../widgets/toasts.js";
 import { topicView } from "./topic.js";
 
-const ASK_EVERY_MS = 1000;
+const POLL_EVERY_MS = 1000;
 const SHOWN_MAX = 500;
 
 const NOTHING = new Array(60).fill(0);
 
-export const section = {
+addSection({
   name: "topics", title: "Topics", key: "t",
   view: (context) => (context.route.parts[1] ? topicView(context) : topicsView(context)),
-};
+});
 
 function topicsView({ navigate }) {
   const rows = new Map();
@@ -40,7 +41,7 @@ function topicsView({ navigate }) {
     state, h("div", { class: "card flush scroll-x" }, table), more);
   let latest = new Map();
 
-  async function look(signal) {
+  async function refresh(signal) {
     try {
       const stats = await get("/stats", {}, signal);
       latest = new Map(Object.entries(stats.topics));
@@ -71,7 +72,7 @@ function topicsView({ navigate }) {
     }
   }
 
-  return { element, close: poll(look, ASK_EVERY_MS), title: "Topics" };
+  return { element, close: poll(refresh, POLL_EVERY_MS), title: "Topics" };
 }
 
 function nothing(wanted) {
@@ -117,6 +118,6 @@ function createForm(navigate) {
     event.preventDefault();
     const wanted = name.value.trim();
     if (!wanted) return name.focus();
-    if (await attempt(() => post("/topics", { name: wanted }), button)) navigate(`#/topics/${encodeURIComponent(wanted)}`);
+    if (await withErrorToast(() => post("/topics", { name: wanted }), button)) navigate(`#/topics/${encodeURIComponent(wanted)}`);
   } }, name, button);
 }

@@ -1,4 +1,4 @@
-// Escape sequences as terminals have them: colours and weights for text, and what moves the cursor.
+// Escape sequences of terminals: colours and weights of text, and movements of the cursor.
 
 const SEQUENCE = /\x1b(?:\[([0-9;:?]*)([@-~])|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\^_])/y;
 const PLAIN = Object.freeze({ fg: null, bg: null, bold: false, dim: false, italic: false, underline: false, inverse: false });

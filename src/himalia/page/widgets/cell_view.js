@@ -14,7 +14,7 @@ export const toneOf = (status) => TONES[status] ?? "";
 /** The address of a request, which can be shared. */
 export const addressOf = (kernelId, requestId) => `#/kernels/${encodeURIComponent(kernelId)}/executions/${encodeURIComponent(requestId)}`;
 
-/** `answer(value)` is called with what somebody typed where the code asks for input. */
+/** `answer(value)` is called with the line that the user typed when the code requests input. */
 export class CellView {
   #cell;
   #kernelId;
@@ -25,7 +25,7 @@ export class CellView {
   #meta = h("div", { class: "cell-meta" });
   #outputs = h("div", { class: "outputs" });
   #views = [];
-  #asking = null;
+  #question = null;
   #head;
 
   constructor(cell, kernelId, answer) {
@@ -86,13 +86,13 @@ export class CellView {
 
   #showReason(reason) {
     this.element.querySelector(".reason")?.remove();
-    const isTold = reason && !["ok", "error"].includes(this.#cell.status);
-    if (isTold) this.#outputs.after(h("p", { class: "reason note" }, reason));
+    const isShown = reason && !["ok", "error"].includes(this.#cell.status);
+    if (isShown) this.#outputs.after(h("p", { class: "reason note" }, reason));
   }
 
   #showOutputs() {
     const { outputs, isReleased, omitted } = this.#cell;
-    // Outputs only ever grow at the end, or all go at once.
+    // Outputs are only appended, or all removed at once.
     const same = this.#views.findIndex((view, index) => view.output !== outputs[index]);
     const kept = same === -1 ? this.#views.length : same;
     for (const view of this.#views.splice(kept)) {
@@ -107,22 +107,22 @@ export class CellView {
       requestAnimationFrame(() => view.placed?.());
     }
     this.#outputs.querySelector(".omitted")?.remove();
-    const told = isReleased ? "Its output is no longer kept in this page; open it to read it from the log."
-      : omitted ? `${plural(omitted, "more output")} are in the log only.` : "";
-    if (told) this.#outputs.append(h("p", { class: "note omitted" }, told));
+    const note = isReleased ? "This page no longer keeps its output; open the execution to read it from the log."
+      : omitted ? `${plural(omitted, "further output")} are only in the log.` : "";
+    if (note) this.#outputs.append(h("p", { class: "note omitted" }, note));
   }
 
   #showQuestion() {
     const { prompt } = this.#cell;
-    if (!prompt === !this.#asking) return;
-    this.#asking?.remove();
-    this.#asking = null;
+    if (!prompt === !this.#question) return;
+    this.#question?.remove();
+    this.#question = null;
     if (!prompt) return;
     const input = h("input", { class: "input mono grow", type: prompt.isPassword ? "password" : "text", "aria-label": prompt.text || "Input for the running code", autocomplete: "off" });
-    this.#asking = h("form", { class: "inline-form question", onsubmit: (event) => {
+    this.#question = h("form", { class: "inline-form question", onsubmit: (event) => {
       event.preventDefault();
       this.#answer(input.value);
     } }, h("label", {}, prompt.text || "Input:"), input, h("button", { class: "button primary", type: "submit" }, "Answer"));
-    this.#outputs.after(this.#asking);
+    this.#outputs.after(this.#question);
   }
 }

@@ -1,4 +1,4 @@
-// Copying, also where the browser has no clipboard for pages: plain HTTP on another host than this one.
+// Copying, also where browsers offer no clipboard: plain HTTP from another host.
 
 import { h } from "./elements.js";
 import { toast } from "./toasts.js";
@@ -9,7 +9,7 @@ export async function copy(text, what = "Copied") {
     else copyBySelection(text);
     toast(what);
   } catch {
-    toast("The browser does not let this page copy", "bad");
+    toast("The browser does not allow this page to copy", "bad");
   }
 }
 

@@ -1,4 +1,4 @@
-// Making elements. Text is always text: nothing in this page parses HTML, and no address leads anywhere but here.
+// Creating elements. Text is always text: nothing in this page parses HTML, and links stay within the page's origin.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -27,12 +27,12 @@ export function svg(tag, attributes = {}, ...children) {
   return element;
 }
 
-/** Set a text only if it changed: most of what is polled stays the same. */
+/** Set a text only if it changed: most polled values stay the same. */
 export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
-/** What stands where there is nothing: a title, and what to do about it. */
+/** What an empty view shows: a title, and what to do. */
 export function emptyState(title, ...more) {
   return h("div", { class: "empty" }, h("p", { class: "empty-title" }, title), ...more.map((one) => h("p", {}, one)));
 }
@@ -51,11 +51,11 @@ export function badge(text, kind = "") {
   return h("span", { class: `badge ${kind}` }, text);
 }
 
-/** A button that asks once more before it does what cannot be undone. */
-export function carefulButton(text, question, action, kind = "") {
+/** A button that asks for confirmation before an action that cannot be undone. */
+export function confirmButton(text, question, action, kind = "") {
   const button = h("button", { class: `button ${kind}`, type: "button" }, text);
   let timer = null;
-  const calm = () => {
+  const reset = () => {
     timer = null;
     button.textContent = text;
     button.classList.remove("asking");
@@ -64,11 +64,11 @@ export function carefulButton(text, question, action, kind = "") {
     if (timer === null) {
       button.textContent = question;
       button.classList.add("asking");
-      timer = setTimeout(calm, 4000);
+      timer = setTimeout(reset, 4000);
       return;
     }
     clearTimeout(timer);
-    calm();
+    reset();
     action();
   });
   return button;

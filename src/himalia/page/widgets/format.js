@@ -1,4 +1,4 @@
-// Numbers, sizes and times as people read them.
+// Formatting of numbers, sizes and times.
 
 const COUNT = new Intl.NumberFormat("en");
 
@@ -64,7 +64,7 @@ export function ago(ts) {
   return `${Math.floor(s / 86400)} d ago`;
 }
 
-/** A text on one line, at most so long. */
+/** A text on one line, cut at a length. */
 export function clipped(text, length) {
   const line = text.slice(0, length * 4).replace(/\s*\n\s*/g, " ⏎ ").trim();
   return line.length > length || text.length > length * 4 ? `${line.slice(0, length - 1)}…` : line;

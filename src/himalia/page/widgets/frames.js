@@ -1,5 +1,5 @@
-// Frames for what is not ours. They have no origin, so they can reach nothing of this page or its server; what they
-// tell us is a height and little more, and is believed only within bounds.
+// Sandboxed frames for content of kernels. They have an opaque origin, so they reach nothing of this page or its server;
+// they report little more than a height, which is used only within bounds.
 
 import { h } from "./elements.js";
 import { currentTheme, onTheme } from "./theme.js";
@@ -8,16 +8,16 @@ const HEIGHT_MAX = 480;
 const HEIGHT_ALL_MAX = 20_000;
 const HTML_MAX = 2_000_000;
 
-/** A sandboxed frame. `onMessage(data)` gets what its document says; `say` answers. Loaded when it comes into sight. */
+/** A sandboxed frame, loaded when it scrolls into view. `onMessage(data)` gets the messages of its document. */
 class Frame {
-  #listening = new AbortController();
+  #listeners = new AbortController();
   #observer;
 
   constructor(address, title, onMessage) {
     this.element = h("iframe", { class: "frame", title, sandbox: "allow-scripts", referrerpolicy: "no-referrer" });
     addEventListener("message", (event) => {
       if (event.source === this.element.contentWindow && event.source && event.data) onMessage(event.data);
-    }, { signal: this.#listening.signal });
+    }, { signal: this.#listeners.signal });
     this.#observer = new IntersectionObserver((entries) => {
       if (!entries.some((entry) => entry.isIntersecting)) return;
       this.#observer.disconnect();
@@ -26,18 +26,18 @@ class Frame {
     this.#observer.observe(this.element);
   }
 
-  say(message) {
+  send(message) {
     this.element.contentWindow?.postMessage(message, "*");
   }
 
   close() {
-    this.#listening.abort();
+    this.#listeners.abort();
     this.#observer.disconnect();
     this.element.remove();
   }
 }
 
-/** HTML or SVG that a kernel made. */
+/** HTML or SVG of a kernel. */
 export class OutputFrame {
   #frame;
   #html;
@@ -49,8 +49,8 @@ export class OutputFrame {
 
   constructor(html, title) {
     this.#html = html;
-    this.#frame = new Frame("/page/frame.html", title, (data) => this.#heard(data));
-    this.#more = h("button", { class: "button quiet", type: "button", hidden: true, onclick: () => this.#showAll() }, "Show all of it");
+    this.#frame = new Frame("/page/frame.html", title, (data) => this.#onMessage(data));
+    this.#more = h("button", { class: "button quiet", type: "button", hidden: true, onclick: () => this.#showAll() }, "Show the whole output");
     this.element = h("div", { class: "framed" }, this.#frame.element, this.#more);
     this.#stopTheme = onTheme(() => this.#show());
   }
@@ -65,7 +65,7 @@ export class OutputFrame {
     this.#frame.close();
   }
 
-  #heard(data) {
+  #onMessage(data) {
     if (data.ready) {
       this.#isReady = true;
       this.#show();
@@ -78,7 +78,7 @@ export class OutputFrame {
   #show() {
     if (!this.#isReady) return;
     const isCut = this.#html.length > HTML_MAX && !this.#isWhole;
-    this.#frame.say({ html: isCut ? this.#html.slice(0, HTML_MAX) : this.#html, theme: currentTheme() });
+    this.#frame.send({ html: isCut ? this.#html.slice(0, HTML_MAX) : this.#html, theme: currentTheme() });
   }
 
   #showAll() {
@@ -117,7 +117,7 @@ export class PlotFrame {
     this.#stopTheme = onTheme(() => this.#draw());
   }
 
-  /** Draw these, given as a function of the theme. */
+  /** Draw figures, given as a function of the theme. */
   show(figures) {
     this.#figures = figures;
     this.#draw();
@@ -130,6 +130,6 @@ export class PlotFrame {
 
   #draw() {
     const theme = currentTheme();
-    if (this.#isReady && this.#figures) this.#frame.say({ figures: this.#figures(theme), theme });
+    if (this.#isReady && this.#figures) this.#frame.send({ figures: this.#figures(theme), theme });
   }
 }

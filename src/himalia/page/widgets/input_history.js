@@ -1,8 +1,8 @@
-// Up and down through what was run before. The history is the log's own, so every browser has the same.
+// Recalling earlier code with the arrow keys. The history is read from the log, so every browser has the same.
 
 export class InputHistory {
   #codes;
-  #back = 0; // how many steps back we are; 0 is what is being typed
+  #back = 0; // the number of steps back; 0 is the current draft
   #draft = "";
 
   constructor(codes) {
@@ -14,8 +14,8 @@ export class InputHistory {
     this.#draft = "";
   }
 
-  /** Move by a step if the cursor is on the first (up) or last (down) line; whether it did. */
-  moves(input, step) {
+  /** Move by a step if the cursor is on the first (up) or last (down) line; return whether it moved. */
+  move(input, step) {
     const { value, selectionStart, selectionEnd } = input;
     if (selectionStart !== selectionEnd) return false;
     if (step < 0 && value.slice(0, selectionStart).includes("\n")) return false;

@@ -1,25 +1,25 @@
-// What can be done to a kernel.
+// The buttons and the state of a kernel.
 
 import { kernelPath, post, remove } from "../live/api.js";
-import { badge, carefulButton, h } from "./elements.js";
-import { attempt, toast } from "./toasts.js";
+import { badge, confirmButton, h } from "./elements.js";
+import { withErrorToast, toast } from "./toasts.js";
 
-/** Buttons for one kernel; `after` is called when something was done. */
+/** Buttons for one kernel; `after` is called after each action. */
 export function kernelButtons(kernel, after = () => {}) {
-  const act = (work, said) => attempt(async () => {
+  const act = (work, message) => withErrorToast(async () => {
     await work();
-    toast(said, "good");
+    toast(message, "good");
     after();
   });
-  const interrupt = h("button", { class: "button", type: "button", title: "Interrupt what runs",
+  const interrupt = h("button", { class: "button", type: "button", title: "Interrupt the running code",
     onclick: () => act(() => post(kernelPath(kernel.id, "/interrupt")), "Interrupted") }, "Interrupt");
   if (kernel.foreign) {
-    return [interrupt, carefulButton("Let go", "Stop listening?", () => act(() => remove(kernelPath(kernel.id)), "Let go"), "danger")];
+    return [interrupt, confirmButton("Detach", "Stop listening?", () => act(() => remove(kernelPath(kernel.id)), "Detached"), "danger")];
   }
   return [
     interrupt,
-    carefulButton("Restart", "Lose its state?", () => act(() => post(kernelPath(kernel.id, "/restart")), "Restarted")),
-    carefulButton("Stop", "Really stop?", () => act(() => remove(kernelPath(kernel.id)), "Stopped"), "danger"),
+    confirmButton("Restart", "Discard its state?", () => act(() => post(kernelPath(kernel.id, "/restart")), "Restarted")),
+    confirmButton("Stop", "Really stop?", () => act(() => remove(kernelPath(kernel.id)), "Stopped"), "danger"),
   ];
 }
 

@@ -1,26 +1,26 @@
-// Keys, and a dialogue that says which there are.
+// Keyboard shortcuts, and a dialogue that lists them.
 
 import { h } from "./elements.js";
 import { navigate } from "../router.js";
 
 const SECOND_KEY_MS = 1500;
 const HELP = [
-  ["/", "find, filter, or type code"],
-  ["Space", "in a topic: pause, and go on"],
-  ["n", "in a topic: the newest records"],
-  ["↑ ↓ Page Home End", "in a list: choose a record"],
-  ["c", "copy the chosen record's payload"],
-  ["Enter, Shift+Enter", "in a console: run; a new line"],
-  ["↑ ↓", "in a console: what was run before"],
+  ["/", "search, filter, or type code"],
+  ["Space", "in a topic: pause or resume"],
+  ["n", "in a topic: show the newest records"],
+  ["↑ ↓ Page Home End", "in a list: select a record"],
+  ["c", "copy the selected record's payload"],
+  ["Enter, Shift+Enter", "in a console: run; insert a line"],
+  ["↑ ↓", "in a console: recall earlier code"],
   ["Esc", "close, or leave a field"],
-  ["?", "this help"],
+  ["?", "show this help"],
 ];
 
 /** g and the key of a section open it. `currentView()` may have `onKey(key)`, which returns whether it used the key. */
 export function startKeyboard(sections, currentView) {
   const dialog = makeHelp(sections);
   document.body.append(dialog);
-  let goingSince = -Infinity;
+  let prefixedAt = -Infinity;
 
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || dialog.open) return;
@@ -28,11 +28,11 @@ export function startKeyboard(sections, currentView) {
     if (event.key === "Escape" && isTyping) return event.target.blur();
     if (isTyping) return;
     const section = sections.find(({ key }) => key === event.key);
-    if (section && performance.now() - goingSince < SECOND_KEY_MS) {
-      goingSince = -Infinity;
+    if (section && performance.now() - prefixedAt < SECOND_KEY_MS) {
+      prefixedAt = -Infinity;
       return navigate(`#/${section.name}`);
     }
-    if (event.key === "g") goingSince = performance.now();
+    if (event.key === "g") prefixedAt = performance.now();
     else if (event.key === "?") dialog.showModal();
     else if (event.key === "/") focusFind(event);
     else if (!isPressing(event) && currentView()?.onKey?.(event.key)) event.preventDefault();
@@ -40,7 +40,7 @@ export function startKeyboard(sections, currentView) {
   return () => dialog.showModal();
 }
 
-/** Whether the key is meant for the button or link that has the focus. */
+/** Whether the key activates the button or link that has the focus. */
 const isPressing = (event) => [" ", "Enter"].includes(event.key) && event.target.closest?.("button, a, summary");
 
 function focusFind(event) {

@@ -1,4 +1,4 @@
-// What a request showed, as elements. Text is text, images are images, and everything that could do more is framed.
+// The outputs of a request as elements. Text and images are shown in the page, everything active in a frame.
 
 import { copyButton } from "./clipboard.js";
 import { h } from "./elements.js";
@@ -13,10 +13,10 @@ const LINES_SHOWN = 500;
 const TEXT_SHOWN = 100_000;
 const IMAGES = ["image/png", "image/jpeg", "image/gif", "image/webp"];
 const PLOTLY = "application/vnd.plotly.v1+json";
-// The richest form that is there is shown.
+// The first of these that an output has is shown.
 const FORMS = [PLOTLY, WIDGET, "text/html", "image/svg+xml", ...IMAGES, "text/latex", "text/markdown", "application/json", "text/plain"];
 
-/** The view of an output: `element`, `update()` when the output changed, `close()` when it goes. */
+/** The view of an output: `element`, `update()` when the output changed, `close()` when it is removed. */
 export function viewOf(output, cell) {
   if (output.kind === "stream") return new StreamView(output, cell);
   if (output.kind === "error") return new ErrorView(output);
@@ -62,16 +62,16 @@ class StreamView {
     }
     this.#lines.append(fresh);
     terminal.dirtyFrom = Infinity;
-    this.#tell(from);
+    this.#showNotes(from);
     if (isAtEnd) this.#lines.scrollTop = this.#lines.scrollHeight;
   }
 
-  #tell(from) {
+  #showNotes(from) {
     const hidden = from - this.#terminal.first;
     this.#earlier.hidden = hidden <= 0;
     this.#earlier.textContent = `Show ${plural(hidden, "earlier line")}`;
     this.#gone.hidden = this.#terminal.first === 0;
-    this.#gone.textContent = `${plural(this.#terminal.first, "older line")} are in the log only; the kernel's topic has them.`;
+    this.#gone.textContent = `${plural(this.#terminal.first, "older line")} are only in the log, in the kernel's topic.`;
   }
 
   #showEarlier() {
@@ -82,7 +82,7 @@ class StreamView {
     this.update();
   }
 
-  /** It has come to stand in the page: only now does it have an end to scroll to. */
+  /** Called when it is in the page: only then can it be scrolled to its end. */
   placed() {
     this.#lines.scrollTop = this.#lines.scrollHeight;
   }
@@ -163,7 +163,7 @@ class DisplayView {
   #widget(data) {
     const { widgets } = this.output;
     const id = data[WIDGET]?.model_id;
-    if (!widgets?.kindOf(id)) return [h("p", { class: "note" }, "A widget, as text:"), textBlock(textOf(data["text/plain"]) || "(it has no text form)")];
+    if (!widgets?.kindOf(id)) return [h("p", { class: "note" }, "A widget, as text:"), textBlock(textOf(data["text/plain"]) || "(no text form)")];
     this.#shown = new WidgetView(widgets, id);
     return this.#shown.element;
   }
@@ -186,10 +186,10 @@ class DisplayView {
 function imageOf(form, encoded, description) {
   const clean = encoded.replace(/\s+/g, "");
   if (!/^[A-Za-z0-9+/]*=*$/.test(clean)) return h("p", { class: "note" }, `A ${form} that is not base64`);
-  return h("img", { class: "image", src: `data:${form};base64,${clean}`, alt: description.slice(0, 200) || "An image that the code made" });
+  return h("img", { class: "image", src: `data:${form};base64,${clean}`, alt: description.slice(0, 200) || "Image output" });
 }
 
-/** Text, with its colours; only the beginning of a long one. */
+/** Text with its colours; of a long one only the beginning, and a button for the rest. */
 function textBlock(text, form = "") {
   const place = h("div");
   const show = (limit) => place.replaceChildren(terminalElement(text.slice(0, limit)), ...(text.length > limit

@@ -1,17 +1,17 @@
-// Telling a person who scrolls from a list that moves by itself: whenever something in it, or around it, grows or shrinks.
+// Distinguishing scrolling by the user from scrolling caused by content that grows or shrinks.
 
-const BY_HAND_MS = 1000; // a scroll so soon after a hand moved is its doing
+const USER_SCROLL_MS = 1000; // a scroll this soon after an input event is the user's
 const UP = new Set(["ArrowUp", "PageUp", "Home"]);
 
-/** A function that says whether somebody is leaving the end of this element by hand. */
-export function handOn(element) {
+/** Return a function that tells whether the user is scrolling this element away from its end. */
+export function trackUserScroll(element) {
   let at = -Infinity;
-  const listen = (kind, isMeant) => element.addEventListener(kind, (event) => {
-    if (isMeant(event)) at = performance.now();
+  const listen = (kind, isAway) => element.addEventListener(kind, (event) => {
+    if (isAway(event)) at = performance.now();
   }, { passive: true });
   listen("wheel", (event) => event.deltaY < 0);
   listen("touchmove", () => true);
   listen("keydown", (event) => UP.has(event.key));
   listen("pointerdown", (event) => event.target === element); // its scroll bar
-  return () => performance.now() - at < BY_HAND_MS;
+  return () => performance.now() - at < USER_SCROLL_MS;
 }

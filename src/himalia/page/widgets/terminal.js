@@ -110,7 +110,7 @@ export class Terminal {
     this.#row = Math.max(this.#row - extra, 0);
   }
 
-  /** All that is kept, without its colours. */
+  /** The kept text, without its colours. */
   text() {
     return this.lines.map((line) => line.map((piece) => piece.text).join("")).join("\n");
   }
@@ -122,7 +122,7 @@ function isControl(code) {
 
 const lengthOf = (line) => line.reduce((sum, piece) => sum + piece.text.length, 0);
 
-/** A line with `text` at `column`, over what was there. */
+/** A line in which `text` overwrites what was at `column`. */
 function overwritten(line, column, text, style) {
   const length = lengthOf(line);
   const last = line.at(-1);

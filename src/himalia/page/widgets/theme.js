@@ -1,4 +1,4 @@
-// Light and dark: as the system has it, until somebody chooses.
+// The light and the dark theme: the system's, until the user chooses one.
 
 import { h } from "./elements.js";
 
@@ -10,7 +10,7 @@ export function currentTheme() {
   return document.documentElement.dataset.theme ?? (system.matches ? "dark" : "light");
 }
 
-/** Be told when it changes; returns a function that ends this. */
+/** Call `listener` when the theme changes; returns a function that ends this. */
 export function onTheme(listener) {
   listeners.add(listener);
   return () => listeners.delete(listener);
@@ -20,7 +20,7 @@ function stored() {
   try {
     return localStorage.getItem(KEY);
   } catch {
-    return null; // a browser that keeps nothing for pages
+    return null; // the browser stores nothing for this page
   }
 }
 
@@ -29,19 +29,19 @@ function choose(theme) {
   try {
     localStorage.setItem(KEY, theme);
   } catch {
-    // It holds for this page, then.
+    // Then the choice lasts until the page is closed.
   }
-  tell();
+  notify();
 }
 
-function tell() {
+function notify() {
   for (const listener of listeners) listener();
 }
 
 export function startTheme() {
   const theme = stored();
   if (theme === "light" || theme === "dark") document.documentElement.dataset.theme = theme;
-  system.addEventListener("change", tell);
+  system.addEventListener("change", notify);
 }
 
 export function themeButton() {

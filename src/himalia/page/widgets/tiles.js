@@ -1,4 +1,4 @@
-// A figure with its name, and where it comes from.
+// A figure with its name and a note.
 
 import { h, setText } from "./elements.js";
 

@@ -1,4 +1,4 @@
-// Short notes that go by themselves.
+// Short messages that disappear after a few seconds.
 
 import { h } from "./elements.js";
 
@@ -13,8 +13,8 @@ export function toast(text, kind = "") {
   setTimeout(() => element.remove(), STAY_MS);
 }
 
-/** Do something, and say so if it fails. Returns whether it worked. */
-export async function attempt(work, button) {
+/** Do some work and show its error, if it fails, as a toast. Returns whether it succeeded. */
+export async function withErrorToast(work, button) {
   if (button) button.disabled = true;
   try {
     await work();

@@ -1,14 +1,14 @@
-// A list of any number of rows, of which only those in sight are elements. Holds the newest `capacity` rows.
+// A list of any number of rows; only the visible ones are elements. Keeps the newest `capacity` rows.
 
 import { h } from "./elements.js";
-import { handOn } from "./scrolling.js";
+import { trackUserScroll } from "./scrolling.js";
 
 const OVERSCAN = 6;
 const PAINT_EVERY_MS = 50; // nobody reads quicker, and painting is most of the work in a flood
 
 /**
- * `fill(element, row)` shows a row in an element, which is used again for others. `onSelect(row)` is told what was
- * chosen, `onScroll({atEnd})` when somebody scrolled. While `following`, the end stays in sight.
+ * `fill(element, row)` shows a row in an element, which is reused for other rows. `onSelect(row)` is called when a row is
+ * selected, `onScroll({atEnd})` when the user scrolled. While `following`, the end stays visible.
  */
 export class VirtualList {
   #rows = [];
@@ -35,7 +35,7 @@ export class VirtualList {
     this.#onSelect = onSelect;
     this.#onScroll = onScroll;
     this.element = h("div", { class: "vlist", tabindex: "0", role: "listbox", "aria-label": label }, this.#inner);
-    this.#isByHand = handOn(this.element);
+    this.#isByHand = trackUserScroll(this.element);
     this.element.addEventListener("scroll", () => this.#scrolled(), { passive: true });
     this.element.addEventListener("keydown", (event) => this.#onKey(event));
     this.#inner.addEventListener("click", (event) => this.#onClick(event));
@@ -56,12 +56,12 @@ export class VirtualList {
 
   append(rows) {
     this.#rows.push(...rows.slice(-this.#capacity));
-    // A tenth at a time: cutting a little with every batch would move everything every time.
+    // A tenth at a time: removing a few rows with every batch would move all others every time.
     if (this.#rows.length > this.#capacity * 1.1) this.#trim(this.#rows.length - this.#capacity);
     this.#planSoon();
   }
 
-  /** Rows before the first; what is in sight stays where it is. */
+  /** Insert rows before the first; the visible rows stay where they are. */
   prepend(rows) {
     if (!rows.length) return;
     this.#rows.unshift(...rows);
@@ -106,7 +106,7 @@ export class VirtualList {
     this.#plan();
   }
 
-  /** What comes by itself is painted now and then; what a person does, at once. */
+  /** New rows are painted at intervals; actions of the user at once. */
   #planSoon() {
     const wait = PAINT_EVERY_MS - (performance.now() - this.#paintedAt);
     if (wait <= 0) return this.#plan();
@@ -171,7 +171,7 @@ export class VirtualList {
     this.#fill(element, row);
   }
 
-  // Choosing a row
+  // Selecting a row
 
   #onClick(event) {
     const row = event.target.closest(".vrow")?.row;

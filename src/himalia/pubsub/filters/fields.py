@@ -133,7 +133,7 @@ class Binder:
                     return None
 
     def _refuse(self, name: str) -> Node:
-        raise BadFilter(f"the filter speaks of {name}; it may speak of {', '.join(sorted(VARIABLES))}")
+        raise BadFilter(f"the filter names {name}; the variables are {', '.join(sorted(VARIABLES))}")
 
 
 def _can_look_up(keys: tuple[str, ...]) -> bool:

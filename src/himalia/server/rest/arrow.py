@@ -53,9 +53,9 @@ class ArrowStream:
             pa.repeat(topic, len(columns)),
             pa.arange(columns.start, columns.stop),
             pa.array(columns.ts_us, pa.int64()).view(pa.timestamp("us", tz="UTC")),
-            _string_array(columns.ids),
-            _header_maps(columns.headers),
-            _string_array(columns.payloads),
+            _to_string_array(columns.ids),
+            _to_header_maps(columns.headers),
+            _to_string_array(columns.payloads),
         ]
         batch = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
         return memoryview(batch.serialize())
@@ -65,7 +65,7 @@ class ArrowStream:
         return END_OF_STREAM
 
 
-def _array(kind: Any, joined: PackedColumn) -> Any:
+def _to_array(kind: Any, joined: PackedColumn) -> Any:
     """Make an array of packed values without copying them: only their ends are computed."""
     ends = pc.cumulative_sum(pa.array([0, *joined.lengths], pa.int32()))
     return pa.Array.from_buffers(
@@ -73,10 +73,10 @@ def _array(kind: Any, joined: PackedColumn) -> Any:
     )
 
 
-def _string_array(joined: PackedColumn) -> Any:
+def _to_string_array(joined: PackedColumn) -> Any:
     if joined.data.isascii():
-        return _array(pa.string(), joined)
-    found = _array(pa.binary(), joined)
+        return _to_array(pa.string(), joined)
+    found = _to_array(pa.binary(), joined)
     try:
         return found.cast(pa.string())
     except pa.ArrowInvalid:
@@ -84,9 +84,9 @@ def _string_array(joined: PackedColumn) -> Any:
         return pa.array([value.decode(errors="replace") for value in found.to_pylist()], pa.string())
 
 
-def _header_maps(headers: PackedColumn) -> Any:
+def _to_header_maps(headers: PackedColumn) -> Any:
     """Make maps of headers. Headers repeat from record to record, so each distinct one is parsed once."""
-    distinct = _array(pa.binary(), headers).dictionary_encode()
+    distinct = _to_array(pa.binary(), headers).dictionary_encode()
     maps = None if b"\\" in headers.data else _parse_headers_vectorized(distinct.dictionary)
     if maps is None:
         maps = _parse_headers_json(distinct.dictionary.to_pylist())
@@ -115,12 +115,12 @@ def _parse_headers_vectorized(headers: Any) -> Any | None:
     names, values = texts.take(at), texts.take(pc.add(at, 2))
     # Every other character must be a brace, a colon or a comma; otherwise the form is another one.
     signs = 2 * len(headers) + 2 * count - pc.sum(pc.greater(counts, 0)).as_py()
-    if _size(headers) != _size(names) + _size(values) + 4 * count + signs:
+    if _count_bytes(headers) != _count_bytes(names) + _count_bytes(values) + 4 * count + signs:
         return None
     return pa.MapArray.from_arrays(ends, names, values)
 
 
-def _size(values: Any) -> int:
+def _count_bytes(values: Any) -> int:
     return pc.sum(pc.binary_length(values)).as_py() or 0
 
 

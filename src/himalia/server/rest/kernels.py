@@ -115,7 +115,7 @@ async def start_kernel(
     _require_start(context, caller, may_be_own=True)
     wanted = body or models.StartKernelRequest()
     _check_start(wanted)
-    cwd = await asyncio.to_thread(_directory, wanted)
+    cwd = await asyncio.to_thread(_find_directory, wanted)
     kernel = await context.kernels.start(
         wanted.name, cwd=cwd, env=wanted.env, owner=caller.name, owner_max=caller.limits.kernels
     )
@@ -160,20 +160,20 @@ async def attach_kernel(
 @router.get("/kernels/{kernel_id}", response_model=KERNEL, responses=NO_KERNEL)
 async def get_kernel(context: Context, caller: Caller, kernel_id: KernelId) -> Response:
     """Return one kernel."""
-    return json_response(_describe(context, await _kernel(context, caller, kernel_id, Right.SUBSCRIBE)))
+    return json_response(_describe(context, await _get_kernel(context, caller, kernel_id, Right.SUBSCRIBE)))
 
 
 @router.delete("/kernels/{kernel_id}", status_code=204, responses=NO_KERNEL)
 async def stop_kernel(context: Context, caller: Caller, kernel_id: KernelId) -> None:
     """Stop a kernel; detach from one that another program started. The kernel's topic stays."""
-    await _kernel(context, caller, kernel_id, Right.EXECUTE)
+    await _get_kernel(context, caller, kernel_id, Right.EXECUTE)
     await context.kernels.stop(kernel_id, caller=caller.name)
 
 
 @router.post("/kernels/{kernel_id}/interrupt", status_code=204, responses={**NO_KERNEL, **UNAVAILABLE})
 async def interrupt_kernel(context: Context, caller: Caller, kernel_id: KernelId) -> None:
     """Interrupt the running code, which ends with the error KeyboardInterrupt."""
-    kernel = await _kernel(context, caller, kernel_id, Right.EXECUTE)
+    kernel = await _get_kernel(context, caller, kernel_id, Right.EXECUTE)
 
     async def interrupt() -> None:
         await kernel.interrupt(caller.name)
@@ -189,7 +189,7 @@ async def interrupt_kernel(context: Context, caller: Caller, kernel_id: KernelId
 )
 async def restart_kernel(context: Context, caller: Caller, kernel_id: KernelId) -> Response:
     """Restart the kernel's process. Running and waiting requests end as `aborted`; id and topic stay."""
-    kernel = await _kernel(context, caller, kernel_id, Right.EXECUTE)
+    kernel = await _get_kernel(context, caller, kernel_id, Right.EXECUTE)
     await kernel.restart(caller=caller.name)
     return json_response(_describe(context, kernel))
 
@@ -225,7 +225,7 @@ async def execute(
     """
     from himalia.kernels.request import Code
 
-    kernel = await _kernel(context, caller, kernel_id, Right.EXECUTE)
+    kernel = await _get_kernel(context, caller, kernel_id, Right.EXECUTE)
     _check_running(context)
     options = msgspec.structs.asdict(body)
     del options["wait"]
@@ -240,7 +240,7 @@ async def execute(
     request = await context.audit.shielded.run(submit())
     if body.wait:
         await context.kernels.wait_closed(kernel, request)
-        return await _outcome(context, caller, kernel_id, request.id)
+        return await _respond_outcome(context, caller, kernel_id, request.id)
     location = {"Location": f"/api/kernels/{kernel_id}/executions/{request.id}"}
     return json_response(models.Submitted(request.id, kernel.topic, request.offset), 202, location)
 
@@ -259,8 +259,8 @@ async def get_execution(
 ) -> Response:
     """Return the result of a request: while it runs, and as long as the log stores it."""
     host = context.kernels
-    await require_right(context.log, caller, Right.SUBSCRIBE, _topic(context, kernel_id))
-    return await _result(await host.result(kernel_id, request_id, late=late, keeps_json=True))
+    await require_right(context.log, caller, Right.SUBSCRIBE, _topic_of(context, kernel_id))
+    return await _respond_result(await host.result(kernel_id, request_id, late=late, keeps_json=True))
 
 
 @router.delete(
@@ -273,7 +273,7 @@ async def cancel_execution(
 ) -> Response:
     """Cancel a request: drop it if it waits, interrupt it if it runs. One that has ended does not change."""
     host = context.kernels
-    await require_right(context.log, caller, Right.EXECUTE, _topic(context, kernel_id))
+    await require_right(context.log, caller, Right.EXECUTE, _topic_of(context, kernel_id))
     kernel = host.kernels.get(kernel_id)
     if kernel is not None and kernel.scheduler.find(request_id) is not None:
         cancelled = kernel.scheduler.cancel(request_id, caller.name)
@@ -281,7 +281,7 @@ async def cancel_execution(
             AuditEvent.EXECUTION_CANCELLED, caller, kernel_id=kernel_id, request_id=request_id
         )
         await context.kernels.wait_closed(kernel, cancelled)
-    return await _outcome(context, caller, kernel_id, request_id)
+    return await _respond_outcome(context, caller, kernel_id, request_id)
 
 
 @router.post(
@@ -294,22 +294,22 @@ async def answer_input(
     kernel_id: KernelId,
 ) -> None:
     """Send the input that the running code waits for."""
-    (await _kernel(context, caller, kernel_id, Right.EXECUTE)).inputs.reply(body.value, caller.name)
+    (await _get_kernel(context, caller, kernel_id, Right.EXECUTE)).inputs.reply(body.value, caller.name)
     context.audit.record(AuditEvent.INPUT_ANSWERED, caller, kernel_id=kernel_id)
 
 
 # Shared by the calls
 
 
-def _topic(context: ServerContext, kernel_id: str) -> str:
+def _topic_of(context: ServerContext, kernel_id: str) -> str:
     if "." in kernel_id:
         raise BadRequest(f"{kernel_id[:80]!r} is not a valid kernel id")
     return check_name(KERNEL_TOPIC_PREFIX + kernel_id, context.settings.topic_length_max)
 
 
-async def _kernel(context: ServerContext, caller: Principal, kernel_id: str, right: Right) -> Kernel:
+async def _get_kernel(context: ServerContext, caller: Principal, kernel_id: str, right: Right) -> Kernel:
     host = context.kernels
-    await require_right(context.log, caller, right, _topic(context, kernel_id))
+    await require_right(context.log, caller, right, _topic_of(context, kernel_id))
     return host.get(kernel_id)
 
 
@@ -348,7 +348,7 @@ def _refuse_nul(field: str, texts: Iterable[str]) -> None:
         raise BadRequest(f"`{field}` must not contain a NUL character")
 
 
-def _directory(wanted: models.StartKernelRequest) -> Path | None:
+def _find_directory(wanted: models.StartKernelRequest) -> Path | None:
     """Return the kernel's working directory; None for the server's own. Reads the file system."""
     if wanted.cwd is not None:
         if not os.path.isdir(wanted.cwd):
@@ -380,13 +380,15 @@ def _describe(context: ServerContext, kernel: Kernel) -> models.Kernel:
     )
 
 
-async def _outcome(context: ServerContext, caller: Principal, kernel_id: str, request_id: str) -> Response:
+async def _respond_outcome(
+    context: ServerContext, caller: Principal, kernel_id: str, request_id: str
+) -> Response:
     """Respond to a caller who may execute; the content only if it may also read the kernel's topic."""
     result = await context.kernels.result(kernel_id, request_id, keeps_json=True)
-    may_read = await has_right(context.log, caller, Right.SUBSCRIBE, _topic(context, kernel_id))
-    return await _result(result if may_read else result.without_content())
+    may_read = await has_right(context.log, caller, Right.SUBSCRIBE, _topic_of(context, kernel_id))
+    return await _respond_result(result if may_read else result.without_content())
 
 
-async def _result(result: ExecutionResult) -> Response:
+async def _respond_result(result: ExecutionResult) -> Response:
     # Outputs can be large, so they are encoded in a thread.
     return Response(await asyncio.to_thread(msgspec.json.encode, result), media_type=JSON)

@@ -12,15 +12,17 @@ from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
-from fastapi import Response
+from fastapi import Path, Response
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, StrictBool, create_model
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, core_schema
 
 from himalia.protocol import ErrorBody, encode, models
+from himalia.protocol.models.topics import TOPIC_NAME
 from himalia.record import Retention
 
 JSON = "application/json"
+NDJSON = "application/x-ndjson"
 
 # The names of schemas in the OpenAPI document are public: code generators make class names of them.
 _SCHEMA_NAMES: dict[type[msgspec.Struct], str] = {
@@ -62,7 +64,7 @@ def model_of(shape: type[msgspec.Struct]) -> type[BaseModel]:
     has_optional = config.omit_defaults or shape in _OPTIONAL
     hints = get_type_hints(shape, include_extras=True)
     fields: dict[str, Any] = {
-        field.name: (_annotation(hints[field.name]), _default(field) if has_optional else ...)
+        field.name: (_translate_annotation(hints[field.name]), _get_default(field) if has_optional else ...)
         for field in msgspec.structs.fields(shape)
     }
     extra: Literal["allow", "forbid", "ignore"] = "ignore"
@@ -79,13 +81,13 @@ def model_of(shape: type[msgspec.Struct]) -> type[BaseModel]:
     return created
 
 
-def _default(field: msgspec.structs.FieldInfo) -> Any:
+def _get_default(field: msgspec.structs.FieldInfo) -> Any:
     if field.default_factory is not msgspec.NODEFAULT:
         return field.default_factory()
     return ... if field.default is msgspec.NODEFAULT else field.default
 
 
-def _annotation(hint: Any) -> Any:
+def _translate_annotation(hint: Any) -> Any:
     """Translate a struct's annotation: nested structs become models, ``msgspec.Meta`` becomes ``Field``."""
     origin = get_origin(hint)
     if origin is Annotated:
@@ -93,11 +95,11 @@ def _annotation(hint: Any) -> Any:
         described = next(
             (meta.extra["shape"] for meta in metas if meta.extra and "shape" in meta.extra), inner
         )
-        return Annotated[_annotation(described), *(_field(meta) for meta in metas)]
+        return Annotated[_translate_annotation(described), *(_translate_meta(meta) for meta in metas)]
     if origin in (Union, UnionType):
-        return Union[tuple(_annotation(choice) for choice in get_args(hint))]  # noqa: UP007
+        return Union[tuple(_translate_annotation(choice) for choice in get_args(hint))]  # noqa: UP007
     if origin in (list, dict):
-        return origin[tuple(_annotation(item) for item in get_args(hint))]
+        return origin[tuple(_translate_annotation(item) for item in get_args(hint))]
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
         return model_of(hint)
     if hint is bool:
@@ -105,7 +107,7 @@ def _annotation(hint: Any) -> Any:
     return Any if hint is msgspec.Raw else hint
 
 
-def _field(meta: msgspec.Meta) -> FieldInfo:
+def _translate_meta(meta: msgspec.Meta) -> FieldInfo:
     """Translate documentation and constraints; constraints in ``extra["request"]`` count for requests only."""
     constraints = {
         name: value
@@ -152,3 +154,17 @@ def errors(
         status: {"model": model_of(shape), "description": description}
         for status, description in descriptions.items()
     }
+
+
+ERRORS = errors(
+    {
+        401: "No key, or an unknown one",
+        403: "The key lacks the right, or the origin is foreign",
+        408: "The body arrived too slowly",
+        414: "The URL is too long",
+        422: "Bad input",
+        503: "The log cannot store now, or the server receives too much at once; retry",
+    }
+)
+NOT_FOUND = errors({404: "No such topic"})
+TopicName = Path(description="The topic's name.", examples=["orders"], json_schema_extra=TOPIC_NAME)

@@ -14,8 +14,7 @@ from himalia.server.context import ServerContext
 from himalia.server.identity import Principal, Right
 from himalia.server.identity.cookie import set_cookie
 from himalia.server.identity.sessions import Session
-from himalia.server.rest.schema import errors, json_response, model_of
-from himalia.server.rest.topics import ERRORS
+from himalia.server.rest.schema import ERRORS, errors, json_response, model_of
 from himalia.token_proof import ID_LENGTH, NONCE_LENGTH
 from himalia.token_proof import PATH as PROOF
 
@@ -38,7 +37,7 @@ async def sign_in(request: Request, context: Context, caller: Caller) -> Respons
     agent = request.headers.get("user-agent", "")
     secret, session = await context.identity.sessions.sign_in(request.scope, agent)
     response = json_response(_describe(session))
-    remember(request, response, secret, session)
+    set_session_cookie(request, response, secret, session)
     return response
 
 
@@ -57,7 +56,7 @@ async def sign_out(request: Request, context: Context, caller: Caller) -> Respon
     if session is None:
         raise Unauthorized("no session to end: the request has no session cookie")
     response = json_response(models.SignedOutResponse())
-    forget(request, response)
+    delete_session_cookie(request, response)
     await context.identity.sessions.sign_out(session)
     return response
 
@@ -65,7 +64,9 @@ async def sign_out(request: Request, context: Context, caller: Caller) -> Respon
 @router.get("/sessions", dependencies=SECURITY, response_model=model_of(models.SessionList))
 async def list_sessions(context: Context, caller: Caller) -> Response:
     """List the sessions that you may end: your own, or all with the right `manage` on `>`."""
-    return json_response(models.SessionList([_summary(session) for session in _visible(context, caller)]))
+    return json_response(
+        models.SessionList([_summarize(session) for session in _list_visible(context, caller)])
+    )
 
 
 @router.delete(
@@ -76,7 +77,7 @@ async def list_sessions(context: Context, caller: Caller) -> Response:
 )
 async def revoke_session(context: Context, caller: Caller, id: str) -> Response:
     """End a session and everything it opened."""
-    found = [session for session in _visible(context, caller) if session.record.id == id]
+    found = [session for session in _list_visible(context, caller) if session.record.id == id]
     if not found:
         raise SessionNotFound(id)
     await context.identity.sessions.revoke(found, caller)
@@ -100,7 +101,9 @@ async def revoke_sessions(
     """End all sessions of a caller, or all that you may end."""
     if of is not None and of != caller.name and not caller.may_all(Right.MANAGE):
         raise Forbidden(f"{caller.name!r} may end only its own sessions: those of others take manage on '>'")
-    found = [session for session in _visible(context, caller) if of in (None, session.record.basis.caller)]
+    found = [
+        session for session in _list_visible(context, caller) if of in (None, session.record.basis.caller)
+    ]
     await context.identity.sessions.revoke(found, caller)
     return json_response(models.RevokedResponse(count=len(found)))
 
@@ -116,19 +119,19 @@ async def prove(
     return json_response(models.ProofResponse(await context.identity.prove(request.scope, key, nonce)))
 
 
-def remember(request: Request, response: Response, secret: str, session: Session) -> None:
+def set_session_cookie(request: Request, response: Response, secret: str, session: Session) -> None:
     """Set the session's cookie. The key itself is never in a cookie."""
     left_s = max(1, (session.record.expires_us - now_us()) // 1_000_000)
     response.headers["Set-Cookie"] = set_cookie(request.scope, secret, left_s)
     response.headers["Cache-Control"] = "no-store"
 
 
-def forget(request: Request, response: Response) -> None:
+def delete_session_cookie(request: Request, response: Response) -> None:
     """Delete the session's cookie."""
     response.headers["Set-Cookie"] = set_cookie(request.scope, "", 0)
 
 
-def _visible(context: ServerContext, caller: Principal) -> list[Session]:
+def _list_visible(context: ServerContext, caller: Principal) -> list[Session]:
     is_admin = caller.may_all(Right.MANAGE)
     return [
         session
@@ -142,7 +145,7 @@ def _describe(session: Session) -> models.SessionResponse:
     return models.SessionResponse(record.basis.caller, format_ts(record.expires_us))
 
 
-def _summary(session: Session) -> models.SessionSummary:
+def _summarize(session: Session) -> models.SessionSummary:
     record = session.record
     return models.SessionSummary(
         id=record.id,

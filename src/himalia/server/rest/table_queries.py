@@ -101,7 +101,7 @@ class QueryPool:
     async def describe(self) -> bytes:
         """Return the tables as JSON (``TableList``); none if the pipeline has not run yet."""
         if self._is_closing:
-            raise _shutting_down()
+            raise _make_shutdown_error()
         if self._listing is None or self._listing.done():
             self._listing = self._start(QueryRequest(str(self._warehouse), time_s=TIME_S))
         try:
@@ -127,7 +127,7 @@ class QueryPool:
         await self._slots.acquire(caller.name, TIME_S, caller.limits.queries)
         if self._is_closing:
             self._slots.release(caller.name)
-            raise _shutting_down()
+            raise _make_shutdown_error()
         on_begin()
         query = self._start(
             QueryRequest(str(self._warehouse), name, where, order, columns, limit, BYTES_MAX, TIME_S)
@@ -160,7 +160,7 @@ class QueryPool:
             return await asyncio.shield(query)
         except HimaliaError:
             if self._is_closing:
-                raise _shutting_down() from None
+                raise _make_shutdown_error() from None
             raise
 
     def _on_done(self, query: asyncio.Future[bytes]) -> None:
@@ -176,7 +176,7 @@ class QueryPool:
             self._idle.pop().close()
 
 
-def _shutting_down() -> ShuttingDown:
+def _make_shutdown_error() -> ShuttingDown:
     return ShuttingDown("the server is shutting down; retry when it has restarted")
 
 

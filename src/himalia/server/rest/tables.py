@@ -11,9 +11,8 @@ from himalia.protocol import models
 from himalia.server.auth import SECURITY, Caller, Context
 from himalia.server.identity import Principal, Right
 from himalia.server.observe.audit import AuditEvent
-from himalia.server.rest.schema import JSON, errors, model_of
+from himalia.server.rest.schema import ERRORS, JSON, errors, model_of
 from himalia.server.rest.table_queries import LIMIT_MAX
-from himalia.server.rest.topics import ERRORS
 
 LIMIT = 100
 TEXT_MAX = 10_000
@@ -30,7 +29,7 @@ router = APIRouter(responses=ERRORS, tags=["tables"], dependencies=SECURITY)
 async def list_tables(context: Context, caller: Caller) -> Response:
     """List the tables of the pipeline with their columns; none if it has not run yet."""
     _require_all(caller)
-    return _json(await context.tables.describe())
+    return _to_response(await context.tables.describe())
 
 
 @router.get("/tables/{name}", response_model=model_of(models.TableRows), responses={**NO_TABLE, **NO_ENGINE})
@@ -68,7 +67,7 @@ async def read_table(
         context.audit.record_repeated(AuditEvent.TABLE_QUERIED, caller, table=name, where=shown)
 
     wanted = None if columns is None else [column.strip() for column in columns.split(",")]
-    return _json(
+    return _to_response(
         await context.tables.read(
             name, caller=caller, where=where, order=order, columns=wanted, limit=limit, on_begin=record
         )
@@ -83,6 +82,6 @@ def _require_all(caller: Principal) -> None:
         )
 
 
-def _json(body: bytes) -> Response:
+def _to_response(body: bytes) -> Response:
     # Encoded by the worker process.
     return Response(body, media_type=JSON)

@@ -1,4 +1,4 @@
-"""``himalia pipeline``: run it, and look at, erase and replay what it stored. Each part is loaded when it is used."""
+"""``himalia pipeline``: run it, and show, erase and replay what it stored. Each part is imported when it is used."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from himalia.cli.lazy import LazyGroup
 
 
 class PipelineGroup(LazyGroup):
-    """So that ``show`` and ``sql`` answer at once: neither loads a client, nor Spark."""
+    """The parts of the pipeline's command. ``show`` and ``sql`` load neither a client nor Spark."""
 
     NAMES = ("run", "show", "sql", "forget", "replay")
     MODULES = "himalia.cli.commands.pipeline.{}"
@@ -21,7 +21,7 @@ app = typer.Typer(
 
 @app.callback()
 def pipeline() -> None:
-    """Turn the log into tables, and read, erase or replay what is in them.
+    """Turn the log into tables, and show, query, erase or replay their rows.
 
     Example:
 

@@ -1,4 +1,4 @@
-"""``himalia pipeline forget``: erase rows for good."""
+"""``himalia pipeline forget``: erase rows permanently."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ app = make_app()
 @app.command("forget")
 def forget_rows(
     where: Annotated[
-        str, typer.Option("--where", help="Erase rows for which this SQL condition holds.", metavar="SQL")
+        str, typer.Option("--where", help="Erase rows for which this SQL condition is true.", metavar="SQL")
     ],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     warehouse: WarehouseOption = None,
     json: Json = False,
 ) -> None:
-    """Erase rows from every table that has the columns of a condition, and from the disk. Asks first, on a terminal.
+    """Erase rows from every table that has the columns of a condition, and from the disk.
 
-    A table without a column of the condition keeps its rows: one on kernel_id leaves those in 'messages' and
-    'topic_activity', which go by topic, and in 'errors', where it is last_kernel_id.
+    On a terminal it asks for confirmation. A table without a column of the condition keeps its rows: a condition on
+    kernel_id does not erase rows of 'messages' and 'topic_activity', which have the topic, or of 'errors', which has
+    last_kernel_id.
 
     The pipeline must not be running. The server's log is not touched: delete the topic there, or wait for retention.
 
@@ -40,7 +41,7 @@ def forget_rows(
         himalia pipeline forget --where "kernel_id = '2f1c9a07-5a56-4c0c-8f5a-0d9c1f6f7b11'" --yes
     """
     path = warehouse_path(warehouse)
-    # Asked even if nobody is: this also finds a condition that would not mean what it seems to.
+    # Also with --yes: this finds conditions that are invalid or match no table.
     affected = _affected(path, where)
     if not yes:
         _confirm(affected)
@@ -54,17 +55,17 @@ def forget_rows(
     if json:
         print_json({"status": "erased", "rows": erased})
     else:
-        write_line(f"erased {_counted(erased)}")
+        write_line(f"erased {_format_counts(erased)}")
 
 
 def _confirm(affected: dict[str, int]) -> None:
     if not sys.stdin.isatty():
-        raise typer.BadParameter("there is no terminal to ask whether to erase that; say --yes")
-    typer.confirm(f"Erase {_counted(affected)}, for good?", abort=True, err=True)
+        raise typer.BadParameter("there is no terminal to confirm the erasure; give --yes")
+    typer.confirm(f"Erase {_format_counts(affected)} permanently?", abort=True, err=True)
 
 
 def _affected(path: Path, where: str) -> dict[str, int]:
-    """How many rows of each table a condition holds for. A table that lacks one of its columns is left alone."""
+    """Return the number of rows of each table that a condition matches, without tables that lack one of its columns."""
     from himalia.tables import Tables
 
     tables = Tables(path)
@@ -82,6 +83,6 @@ def _affected(path: Path, where: str) -> dict[str, int]:
     return found
 
 
-def _counted(rows: dict[str, int]) -> str:
+def _format_counts(rows: dict[str, int]) -> str:
     parts = [f"{count:,} of {name}" for name, count in rows.items() if count]
-    return "rows: " + ", ".join(parts) if parts else "nothing: no row fits"
+    return "rows: " + ", ".join(parts) if parts else "nothing: no row matches"

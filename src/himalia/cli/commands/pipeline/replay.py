@@ -1,4 +1,4 @@
-"""``himalia pipeline replay``: stored messages, published again at their own pace."""
+"""``himalia pipeline replay``: publish stored messages again, at their original pace."""
 
 from __future__ import annotations
 
@@ -16,9 +16,18 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import msgspec
 import typer
 
-from himalia.cli.options import Json, Token, Url, WarehouseOption, connect, make_app, run, warehouse_path
+from himalia.cli.options import (
+    Json,
+    Token,
+    Url,
+    WarehouseOption,
+    connect,
+    make_app,
+    run_async,
+    warehouse_path,
+)
 from himalia.cli.terminal.output import PublishedRange, print_json, write_line
-from himalia.cli.terminal.tables import asking
+from himalia.cli.terminal.tables import interruptible
 from himalia.errors import HimaliaError
 from himalia.topics import check_name
 
@@ -29,12 +38,12 @@ app = make_app()
 
 COLUMNS = ("topic", "offset", "ts", "headers", "payload")
 REPLAYED_FROM = "replayed_from"
-"""The header that says which record this is a copy of: its topic and offset, joined by an @."""
+"""The header with the topic and offset of the original record, joined by an @."""
 _SPEED = re.compile(r"(\d+(?:\.\d+)?)x?\Z")
 
 
-class Stored(NamedTuple):
-    """A message as the table has it."""
+class StoredMessage(NamedTuple):
+    """A row of the table ``messages``."""
 
     topic: str
     offset: int
@@ -43,19 +52,19 @@ class Stored(NamedTuple):
     payload: str
 
     @property
-    def place(self) -> str:
+    def position(self) -> str:
         return f"{self.topic}@{self.offset}"
 
 
 @app.command("replay")
 def replay(
     where: Annotated[
-        str, typer.Option("--where", help="Messages for which this SQL condition holds.", metavar="SQL")
+        str, typer.Option("--where", help="Messages for which this SQL condition is true.", metavar="SQL")
     ],
     to: Annotated[str, typer.Option("--to", help="The topic to publish them to.", metavar="TOPIC")],
     speed: Annotated[
         str,
-        typer.Option("--speed", help="1x as they came, 10x ten times as fast, max without waiting."),
+        typer.Option("--speed", help="1x at the original pace, 10x ten times as fast, max without pauses."),
     ] = "1x",
     create: Annotated[bool, typer.Option("--create", help="Create the topic if it is missing.")] = False,
     warehouse: WarehouseOption = None,
@@ -63,9 +72,9 @@ def replay(
     token: Token = None,
     json: Json = False,
 ) -> None:
-    """Publish stored messages again, in the order and at the pace in which they came.
+    """Publish stored messages again, in their original order and at their original pace.
 
-    Payload and headers are the same, the id is new, and the header replayed_from says which record it is a copy of.
+    Payload and headers are the same, the id is new, and the header replayed_from names the original record.
 
     Examples:
 
@@ -77,18 +86,18 @@ def replay(
     """
     factor = _parse_speed(speed)
     check_name(to)
-    messages, total = _stored(warehouse_path(warehouse), where)
-    replaying = _Replay(messages)
+    messages, total = _read_messages(warehouse_path(warehouse), where)
+    replay = _Replay(messages)
     with _progress(total) as advance:
         try:
-            run(replaying.publish(to, (url, token), factor, advance, create=create))
+            run_async(replay.publish(to, (url, token), factor, advance, create=create))
         except HimaliaError as error:
-            replaying.name_the_message(error)
+            replay.add_position(error)
             raise
         except KeyboardInterrupt:
-            print(f"stopped after {replaying.count} of {total} messages", file=sys.stderr)
+            print(f"stopped after {replay.count} of {total} messages", file=sys.stderr)
             raise
-    replaying.summarize(to, json=json)
+    replay.summarize(to, json=json)
 
 
 def _parse_speed(text: str) -> float | None:
@@ -101,34 +110,36 @@ def _parse_speed(text: str) -> float | None:
     return float(found[1])
 
 
-def _stored(path: Path, where: str) -> tuple[Iterator[Stored], int]:
-    """The messages, in the order they came, and how many there are."""
+def _read_messages(path: Path, where: str) -> tuple[Iterator[StoredMessage], int]:
+    """Return the matching messages, ordered by time, and their number."""
     from himalia.tables import Tables
 
     tables = Tables(path)
-    with asking():
+    with interruptible():
         total = tables.count("messages", where)
-        messages = _messages(tables.read("messages", where=where, order="ts, topic, offset", columns=COLUMNS))
-        # They are sorted before the first one comes, which can take a while.
+        messages = _to_messages(
+            tables.read("messages", where=where, order="ts, topic, offset", columns=COLUMNS)
+        )
+        # The engine sorts them before it returns the first one, which can take a while.
         first = list(islice(messages, 1))
     return chain(first, messages), total
 
 
-def _messages(batches: Iterable[Any]) -> Iterator[Stored]:
+def _to_messages(batches: Iterable[Any]) -> Iterator[StoredMessage]:
     from himalia.tables.result import columns_of
 
     for batch in batches:
         columns = columns_of(batch)
-        yield from map(Stored, *(columns[name] for name in COLUMNS))
+        yield from map(StoredMessage, *(columns[name] for name in COLUMNS))
 
 
 class _Replay:
-    """What was published so far. Nothing is asked of the server that it has not acknowledged when it ends."""
+    """A replay in progress: the messages in flight, and the range that is stored. Used on the event loop."""
 
-    def __init__(self, messages: Iterator[Stored]) -> None:
+    def __init__(self, messages: Iterator[StoredMessage]) -> None:
         self._messages = messages
-        self._under_way: deque[str] = deque()
-        self._begun = asyncio.Event()
+        self._in_flight: deque[str] = deque()
+        self._first_stored = asyncio.Event()
         self._first: Published | None = None
         self._last: Published | None = None
         self.count = 0
@@ -145,8 +156,8 @@ class _Replay:
         def stored(published: Published) -> None:
             self._first, self._last = self._first or published, published
             self.count += 1
-            self._under_way.popleft()
-            self._begun.set()
+            self._in_flight.popleft()
+            self._first_stored.set()
             advance()
 
         async with connect(*where) as client:
@@ -163,25 +174,25 @@ class _Replay:
             if speed is not None and first_ts is not None:
                 due_s = began_s + (message.ts - first_ts).total_seconds() / speed
                 await asyncio.sleep(due_s - loop.time())
-            self._under_way.append(message.place)
-            headers = {**message.headers, REPLAYED_FROM: message.place}
+            self._in_flight.append(message.position)
+            headers = {**message.headers, REPLAYED_FROM: message.position}
             yield Outgoing(msgspec.Raw(message.payload.encode()), headers=headers)
             if first_ts is None:
-                # From here on: until there is a connection, time does not count.
-                await self._begun.wait()
+                # The pace counts from the first stored message, not from the attempt to connect.
+                await self._first_stored.wait()
                 began_s, first_ts = loop.time(), message.ts
 
-    def name_the_message(self, error: HimaliaError) -> None:
-        """Which message was refused, and what became of those before it."""
-        if "index" in error.data and self._under_way:
-            error.message = f"{self._under_way[0]}: {error.message} (replayed before it: {self.count})"
+    def add_position(self, error: HimaliaError) -> None:
+        """Add to an error which message was refused, and how many before it were replayed."""
+        if "index" in error.data and self._in_flight:
+            error.message = f"{self._in_flight[0]}: {error.message} (replayed before it: {self.count})"
 
     def summarize(self, topic: str, *, json: bool) -> None:
         first, last = (self._first.offset, self._last.offset) if self._first and self._last else (None, None)
         if json:
             print_json(PublishedRange(topic, self.count, first, last))
         elif self.count == 0:
-            write_line(f"{topic} nothing: no message fits")
+            write_line(f"{topic} nothing: no message matches")
         else:
             messages = "message" if self.count == 1 else "messages"
             write_line(f"{topic} {first}..{last} ({self.count} {messages})")
@@ -189,7 +200,7 @@ class _Replay:
 
 @contextmanager
 def _progress(total: int) -> Iterator[Callable[[], None]]:
-    """A bar on stderr, if somebody is there to see it; yields what to call for each message."""
+    """Show a progress bar if stderr is a terminal; yield a function to call for each message."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 

@@ -1,4 +1,4 @@
-"""``himalia pipeline show``: the rows of a table, or what tables there are."""
+"""``himalia pipeline show``: the rows of a table, or the list of tables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 from himalia.cli.options import Json, WarehouseOption, Where, make_app, warehouse_path
 from himalia.cli.terminal.output import print_json, print_table
 from himalia.cli.terminal.tables import print_as_json, print_as_table
-from himalia.cli.terminal.units import show_size
+from himalia.cli.terminal.units import format_size
 
 if TYPE_CHECKING:
     from himalia.tables import Result
@@ -22,27 +22,25 @@ LIMIT = 20
 
 @app.command("show")
 def show(
-    table: Annotated[
-        str | None, typer.Argument(help="The table; without it, a list of what tables there are.")
-    ] = None,
+    table: Annotated[str | None, typer.Argument(help="The table; without it, list the tables.")] = None,
     where: Where = None,
     order: Annotated[
         str | None,
         typer.Option(
-            "--order", help="Columns, each with asc or desc; the newest first by default.", metavar="COLUMNS"
+            "--order", help="Columns, each with asc or desc; newest first by default.", metavar="COLUMNS"
         ),
     ] = None,
     columns: Annotated[
         str | None,
         typer.Option("--columns", help="Only these, separated by commas; '*' for all.", metavar="COLUMNS"),
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", help="At most so many rows.", min=1)] = LIMIT,
+    limit: Annotated[int, typer.Option("--limit", help="Show at most N rows.", min=1)] = LIMIT,
     warehouse: WarehouseOption = None,
     json: Json = False,
 ) -> None:
-    """Show rows of a table that the pipeline made, the newest first.
+    """Show rows of a table of the pipeline, newest first.
 
-    Needs neither the server nor Spark. With --json it is one array with all columns, times in UTC.
+    Needs neither the server nor Spark. --json prints one array with all columns, and times in UTC.
 
     Examples:
 
@@ -60,15 +58,15 @@ def show(
 
     wanted = _columns(table, columns, json=json)
 
-    def ask(limit: int) -> Result:
+    def query(limit: int) -> Result:
         return Tables(path).read(table, where=where, order=order, columns=wanted, limit=limit)
 
     if json:
-        print_as_json(lambda: ask(limit))
+        print_as_json(lambda: query(limit))
     else:
-        empty = f"no row of {table} is there" + (" for which that holds" if where else " yet")
-        # One more tells whether there are more.
-        print_as_table(lambda: ask(limit + 1), limit, empty=empty)
+        empty = f"{table} has no rows" + (" that match" if where else " yet")
+        # One more, to find out whether there are more.
+        print_as_table(lambda: query(limit + 1), limit, empty=empty)
 
 
 def _columns(table: str, given: str | None, *, json: bool) -> list[str] | None:
@@ -90,7 +88,7 @@ def _list_tables(path: Path, *, json: bool) -> None:
         print_json(found)
         return
     rows = [
-        [one.name, "-" if one.rows is None else f"{one.rows}", show_size(one.bytes), one.description]
+        [one.name, "-" if one.rows is None else f"{one.rows}", format_size(one.bytes), one.description]
         for one in found
     ]
     print_table(["table", "rows", "size", "what a row is"], rows, empty="")

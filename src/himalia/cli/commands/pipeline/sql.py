@@ -1,4 +1,4 @@
-"""``himalia pipeline sql``: any query over the tables."""
+"""``himalia pipeline sql``: query the tables with SQL."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ def sql(
         str, typer.Argument(help="A query: SELECT, WITH, SHOW, DESCRIBE, EXPLAIN. '-' reads it from a pipe.")
     ],
     limit: Annotated[
-        int, typer.Option("--limit", help="Show at most so many rows; --json gives all.", min=1)
+        int, typer.Option("--limit", help="Show at most N rows; --json prints all of them.", min=1)
     ] = LIMIT,
     warehouse: WarehouseOption = None,
     json: Json = False,
 ) -> None:
-    """Ask the tables that the pipeline made, in SQL.
+    """Query the tables of the pipeline with SQL.
 
-    Needs neither the server nor Spark. Nothing can be changed by it. The dialect is DataFusion's, near to PostgreSQL's.
+    Needs neither the server nor Spark. Queries are read-only. The dialect is DataFusion's, which is close to
+    PostgreSQL's.
 
     Examples:
 
@@ -45,4 +46,4 @@ def sql(
     if json:
         print_as_json(lambda: tables.sql(text))
     else:
-        print_as_table(lambda: tables.sql(text), limit, empty="no row is the answer")
+        print_as_table(lambda: tables.sql(text), limit, empty="the query returned no rows")

@@ -16,11 +16,10 @@ from himalia.protocol import ClientMessage, Policy
 from himalia.pubsub import Outlet
 from himalia.server.auth import SECURITY, Caller, Context
 from himalia.server.caller_usage import ConnectionSlot
-from himalia.server.codecs import SSE, SSE_OF_PATTERN, SseCodec
+from himalia.server.codecs import SSE, SSE_WITHOUT_IDS, SseCodec
 from himalia.server.context import ServerContext
 from himalia.server.identity import Credential
-from himalia.server.rest.schema import errors
-from himalia.server.rest.topics import ERRORS, NOT_FOUND
+from himalia.server.rest.schema import ERRORS, NOT_FOUND, errors
 from himalia.server.websocket.subscription_request import make_subscriber
 from himalia.topics import is_pattern
 
@@ -79,7 +78,7 @@ class EventsResponse(StreamingResponse):
         self, context: ServerContext, outlet: SseOutlet, slot: ConnectionSlot, credential: Credential
     ) -> None:
         super().__init__(
-            _pieces(outlet, context.settings.heartbeat_s),
+            _stream(outlet, context.settings.heartbeat_s),
             media_type="text/event-stream",
             headers={"Cache-Control": "no-store"},
         )
@@ -105,7 +104,7 @@ class EventsResponse(StreamingResponse):
         self._outlet.close(why)
 
 
-async def _pieces(outlet: SseOutlet, heartbeat_s: float) -> AsyncIterator[bytes]:
+async def _stream(outlet: SseOutlet, heartbeat_s: float) -> AsyncIterator[bytes]:
     yield b": connected\n\n"
     async for data in outlet.stream(heartbeat_s):
         yield data
@@ -148,7 +147,7 @@ async def events(
     if last_event_id:
         if is_pattern(name):
             raise BadRequest("Last-Event-ID resumes a topic, not a pattern; use `from` on the WebSocket")
-        start, last_n, since = _after(last_event_id), None, None
+        start, last_n, since = _resume_offset(last_event_id), None, None
     message = ClientMessage(
         "subscribe",
         topic=name,
@@ -161,7 +160,7 @@ async def events(
         limit=limit,
         filter=filter,
     )
-    outlet = SseOutlet(SSE_OF_PATTERN if is_pattern(name) else SSE, context.settings.write_buffer_bytes)
+    outlet = SseOutlet(SSE_WITHOUT_IDS if is_pattern(name) else SSE, context.settings.write_buffer_bytes)
     try:
         subscriber = await make_subscriber(
             message, context.settings, caller, outlet, context.manager.time_slices
@@ -180,7 +179,7 @@ async def events(
     return EventsResponse(context, outlet, slot, caller.credential)
 
 
-def _after(last_event_id: str) -> int:
+def _resume_offset(last_event_id: str) -> int:
     if not last_event_id.isascii() or not last_event_id.isdigit() or len(last_event_id) > 18:
         raise BadRequest("Last-Event-ID must be the offset of the last event you received")
     return int(last_event_id) + 1

@@ -1,19 +1,17 @@
-"""REST: publishing one message, a list of messages, or NDJSON."""
+"""The body of a publish request: one message, a list, or NDJSON, decoded in steps and stored in batches."""
 
 from __future__ import annotations
 
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Iterable, Sequence
-from typing import Annotated, Any
 
 import msgspec
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import Request, Response
 
 from himalia.errors import (
     BadRequest,
     BodyTimeout,
-    HimaliaError,
     LogUnavailable,
     MessageTooLarge,
     ShuttingDown,
@@ -25,16 +23,17 @@ from himalia.protocol import Message, models
 from himalia.protocol.messages import DECODE_ERRORS, canonical_uuid, decode_error
 from himalia.pubsub.time_slices import TimeSlices
 from himalia.record import Draft
-from himalia.server.auth import SECURITY, Caller, Context
 from himalia.server.context import ServerContext
 from himalia.server.drafts import Drafter
 from himalia.server.http.message_list import MessageList
 from himalia.server.http.request_body import RequestBody, body_of
 from himalia.server.identity import Principal
-from himalia.server.rest.schema import JSON, errors, json_response, model_of
-from himalia.server.rest.topics import ERRORS, NOT_FOUND, TopicName
+from himalia.server.rest.schema import (
+    JSON,
+    NDJSON,
+    json_response,
+)
 
-NDJSON = "application/x-ndjson"
 EXPECTED = 'a message {"id"?, "payload", "headers"?} or a list of messages'
 LINES_AT_ONCE = 1000
 BYTES_AT_ONCE = 2 << 20
@@ -44,89 +43,8 @@ DRAFT_BYTES = 100
 """Memory of a draft in addition to its id, headers and payload."""
 PIECE_BYTES = 64 << 10
 """Larger bodies are decoded in pieces of this size, with other work of the event loop in between."""
-
-router = APIRouter(responses=ERRORS, tags=["messages"])
-
-
 _decode_one = msgspec.json.Decoder(models.IncomingMessage).decode
 _decode_list = msgspec.json.Decoder(list[models.IncomingMessage]).decode
-
-_ONE = model_of(models.IncomingMessage).model_json_schema()
-_BODY: dict[str, Any] = {
-    "required": True,
-    "content": {
-        JSON: {
-            "schema": {
-                "anyOf": [_ONE, {"type": "array", "minItems": 1, "items": _ONE}],
-            },
-            "examples": {
-                "one": {"value": {"payload": {"sku": "A-17", "quantity": 2}}},
-                "several": {"value": [{"payload": 1}, {"payload": 2, "headers": {"source": "shop"}}]},
-            },
-        },
-        NDJSON: {"schema": {"type": "string"}, "example": '{"payload":1}\n{"payload":2}\n'},
-    },
-}
-
-
-@router.post(
-    "/topics/{name}/messages",
-    dependencies=SECURITY,
-    response_model=model_of(models.PublishResponse),
-    responses={
-        **NOT_FOUND,
-        **errors(
-            {
-                409: "The topic has another epoch",
-                413: "The message or the body is too large",
-                429: "The caller exceeds its publish rate or its number of producers",
-            }
-        ),
-    },
-    openapi_extra={"requestBody": _BODY},
-)
-async def publish(
-    request: Request,
-    context: Context,
-    caller: Caller,
-    name: str = TopicName,
-    epoch: Annotated[
-        str | None, Query(description="Refuse the request if the topic has another epoch.")
-    ] = None,
-    producer: Annotated[
-        str | None, Query(description="With `sequence`: store the body exactly once.", max_length=255)
-    ] = None,
-    sequence: Annotated[
-        int | None, Query(description="Increases with each body of the producer.", ge=0, lt=1 << 63)
-    ] = None,
-) -> Response:
-    """Publish a message, a list of messages (stored atomically), or NDJSON, one message per line.
-
-    NDJSON is stored while it arrives, so a body may have any length; if a line is invalid, the error names it and the
-    lines before it are stored. With `producer` and `sequence` the body is stored atomically and exactly once.
-    """
-    if (producer is None) != (sequence is None):
-        raise BadRequest("`producer` and `sequence` must be given together")
-    drafter = Drafter(context.settings, caller)
-    drafter.check_topic(name)
-    is_ndjson = _is_ndjson(request)
-    is_atomic = not is_ndjson or producer is not None
-    count_max = context.settings.bulk_messages_max if is_atomic else LINES_AT_ONCE
-    drafts = Drafts(drafter, name, body_of(request.scope), count_max, context.manager.time_slices)
-    target = PublishTarget(context, caller, name, epoch, producer, sequence)
-    if is_ndjson:
-        return await _publish_lines(target, drafts, request)
-    try:
-        one = await _read_json(context, drafts, request)
-    except HimaliaError:
-        await drafts.free()
-        raise
-    if not drafts:
-        raise BadRequest("the list is empty")
-    receipt = Receipt()
-    receipt.add(await target.store(drafts))
-    await drafts.free()
-    return receipt.response(name, one=one, listed=True)
 
 
 class Drafts:
@@ -203,7 +121,7 @@ class Receipt:
             self._first = first if self._first is None else min(self._first, first)
             self._last = last if self._last is None else max(self._last, last)
 
-    def response(self, topic: str, *, one: bool, listed: bool) -> Response:
+    def to_response(self, topic: str, *, one: bool, listed: bool) -> Response:
         offsets = list(self._offsets) if listed and not one and self._first is not None else None
         return json_response(
             models.PublishResponse(
@@ -233,12 +151,12 @@ class PublishTarget(msgspec.Struct, frozen=True):
         """Append drafts. Beyond the caller's rate, raise ``RateLimited``, or wait if it ``may_wait``."""
         if self.context.draining:
             raise ShuttingDown("the server is shutting down; publish again when it has restarted")
-        await self._count(drafts, may_wait=may_wait)
+        await self._enforce_rate(drafts, may_wait=may_wait)
         await self.context.wait_for_room()
         batch = Batch(self.topic, drafts.drafts, self.epoch, self.producer, self.sequence, self.caller.name)
         return await self.context.manager.publish(batch, drafts.size_bytes)
 
-    async def _count(self, drafts: Drafts, *, may_wait: bool) -> None:
+    async def _enforce_rate(self, drafts: Drafts, *, may_wait: bool) -> None:
         # Looked up each time: a caller's usage may be dropped and created again while its body arrives.
         while may_wait and (wait_s := self.context.usages.of(self.caller).publish_wait_s()):
             await asyncio.sleep(wait_s)
@@ -247,7 +165,7 @@ class PublishTarget(msgspec.Struct, frozen=True):
             usage.count_publish(len(drafts), drafts.size_bytes)
 
 
-def _is_ndjson(request: Request) -> bool:
+def has_ndjson(request: Request) -> bool:
     media_type = request.headers.get("content-type", JSON).partition(";")[0].strip().lower()
     if media_type in (NDJSON, "application/ndjson", "application/jsonl"):
         return True
@@ -256,7 +174,7 @@ def _is_ndjson(request: Request) -> bool:
     raise BadRequest(f"content type {media_type!r} is neither {JSON} nor {NDJSON}")
 
 
-async def _read_json(context: ServerContext, drafts: Drafts, request: Request) -> bool:
+async def read_json(context: ServerContext, drafts: Drafts, request: Request) -> bool:
     """Decode a JSON body to drafts. Returns whether it was one message rather than a list."""
     body_of(request.scope).set_limit(
         context.settings.bulk_bytes_max, "; send NDJSON without a producer instead"
@@ -303,7 +221,7 @@ def decode_messages(text: bytes) -> list[models.IncomingMessage]:
         raise decode_error(error, "the body", EXPECTED) from None
 
 
-async def _publish_lines(target: PublishTarget, drafts: Drafts, request: Request) -> Response:
+async def publish_lines(target: PublishTarget, drafts: Drafts, request: Request) -> Response:
     receipt = Receipt()
     number, time_slices = 1, target.context.manager.time_slices
     is_atomic, body = target.producer is not None, body_of(request.scope)
@@ -333,7 +251,7 @@ async def _publish_lines(target: PublishTarget, drafts: Drafts, request: Request
         ) from None
     if not receipt.count:
         raise BadRequest("the body has no messages")
-    return receipt.response(target.topic, one=False, listed=False)
+    return receipt.to_response(target.topic, one=False, listed=False)
 
 
 async def _lines(request: Request, context: ServerContext, *, is_atomic: bool) -> AsyncIterator[bytes]:
