@@ -33,7 +33,7 @@ from himalia.keeper.client import (
 )
 from himalia.keeper.lease import Lease
 from himalia.keeper.log_file import LOG_BYTES_MAX
-from himalia.keeper.server_connection import ServerConnection
+from himalia.keeper.server_connection import KeeperConnection
 from himalia.keeper.spool import SpoolReader
 from tests.keeper.keepers import (
     DEADLINE_S,
@@ -414,7 +414,7 @@ def test_notices_that_are_not_read_do_not_pile_up() -> None:
     """Whoever does not read costs nothing and is not waited for; having read, it is told of what comes."""
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
-    connection = ServerConnection(ours)
+    connection = KeeperConnection(ours)
     for _ in range(100_000):
         connection.notify()
     assert not connection.has_unsent and not connection.is_closed
@@ -434,7 +434,7 @@ def test_a_notice_waits_for_nothing_that_is_unsent() -> None:
     """Behind an answer that has no room it is not sent: the answer tells as much."""
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)
-    connection = ServerConnection(ours)
+    connection = KeeperConnection(ours)
     while not connection.has_unsent:
         connection.send({"ok": "x" * 10_000})
     connection.notify()

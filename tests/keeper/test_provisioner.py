@@ -16,7 +16,7 @@ from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.manager import AsyncKernelManager
 
 from himalia.keeper.client import KeeperClient, KernelNotStarted, read_spool
-from himalia.keeper.provisioner import KeeperProvisioner, let_go, reattach
+from himalia.keeper.provisioner import KeeperProvisioner, detach_manager, reattach
 from tests.keeper.keepers import (
     DEADLINE_S,
     Nursery,
@@ -195,7 +195,7 @@ async def test_environment_and_directory_reach_the_kernel(nursery: Nursery, tmp_
     await manager.start_kernel(env=env, cwd=str(tmp_path))
     nursery.track_keeper(keeper_of(manager))
     show = "import os; print(os.environ['GREETING'], os.getcwd())"
-    await let_go(manager)
+    await detach_manager(manager)
     manager = await reattach(nursery.directory)
     await manager.restart_kernel(now=True)
     nursery.track_keeper(keeper_of(manager))
@@ -239,7 +239,7 @@ async def test_a_later_server_manages_the_kernel_as_its_own(nursery: Nursery) ->
 async def test_a_manager_that_goes_leaves_the_kernel_what_it_needs(nursery: Nursery) -> None:
     """A server may stop and its kernels stay: the connection file is the keeper's, not the manager's."""
     manager = await nursery.start_kernel()
-    await let_go(manager, keep_s=60.0)
+    await detach_manager(manager, keep_s=60.0)
     assert not manager.has_kernel
     manager.__del__()
     assert (nursery.directory / "connection.json").exists()
@@ -341,7 +341,7 @@ async def test_a_kernel_over_ipc_is_heard(nursery: Nursery) -> None:
     await run(client, "print('local')")
     await until_printed(nursery.directory, "local\n")
     client.stop_channels()
-    await let_go(manager)
+    await detach_manager(manager)
     assert is_alive(keeper.info.pid)
     await (await KeeperClient.connect(nursery.directory)).release()
     assert not nursery.directory.exists()

@@ -30,10 +30,10 @@ from himalia.iopub.broker_stats import (
 from himalia.iopub.channels import Sink
 from himalia.iopub.delivery import (
     EXPIRED,
-    Delivery,
+    GlobalSubscribers,
     RequestContext,
+    RoutedMessage,
     Subscriber,
-    Subscriptions,
     dropped_by,
     is_closed,
 )
@@ -89,7 +89,7 @@ class IopubBroker:
         self._clock = clock
         self._lock = threading.Lock()
         self._requests: dict[str, RequestContext] = {}
-        self._subscriptions = Subscriptions(self._lock)
+        self._subscriptions = GlobalSubscribers(self._lock)
         self._orphans = OrphanBuffer(self.config.orphan_buffer_max, self.config.orphan_bytes_max)
         self._counts = BrokerCounts()
         self._next_cleanup_s = clock() + self.config.cleanup_interval
@@ -133,7 +133,7 @@ class IopubBroker:
                 continue
             channel = CHANNELS.get(message.msg_type, Channel.EXECUTION)
             routed[channel] += 1
-            context.pending.append(Delivery(message, channel, context.messages))
+            context.pending.append(RoutedMessage(message, channel, context.messages))
             context.messages += 1
             context.last_active_s = now_s
             if not context.busy:
@@ -183,7 +183,7 @@ class IopubBroker:
         for sequence, message in enumerate(claimed):
             channel = CHANNELS.get(message.msg_type, Channel.EXECUTION)
             self._counts.routed[channel] += 1
-            context.pending.append(Delivery(message, channel, sequence))
+            context.pending.append(RoutedMessage(message, channel, sequence))
         context.messages = context.claimed = len(claimed)
         self._counts.claimed += len(claimed)
 

@@ -35,7 +35,7 @@ class Subscriber(Protocol):
         """
 
 
-class Delivery(msgspec.Struct, frozen=True, gc=False):
+class RoutedMessage(msgspec.Struct, frozen=True, gc=False):
     """An item for a request: a message with its channel and number or, without one, the end by silence."""
 
     message: KernelMessage | None
@@ -43,7 +43,7 @@ class Delivery(msgspec.Struct, frozen=True, gc=False):
     sequence: int
 
 
-EXPIRED = Delivery(None, Channel.STATUS, -1)
+EXPIRED = RoutedMessage(None, Channel.STATUS, -1)
 
 
 class DeliveryQueue(Generic[T]):
@@ -72,7 +72,7 @@ class DeliveryQueue(Generic[T]):
         self.busy = False
 
 
-class RequestContext(DeliveryQueue[Delivery]):
+class RequestContext(DeliveryQueue[RoutedMessage]):
     """A registered request, as the broker sees it. Attributes are for reading."""
 
     __slots__ = ("channels", "claimed", "last_active_s", "messages", "request_id", "started_s")
@@ -90,7 +90,7 @@ class RequestContext(DeliveryQueue[Delivery]):
         self.claimed = 0
         """How many of them had come before it was registered."""
 
-    def deliver_pending(self, lock: Lock) -> list[Delivery] | None:
+    def deliver_pending(self, lock: Lock) -> list[RoutedMessage] | None:
         """Deliver until nothing is left, unless another thread does.
 
         Returns what the sink did not get if it turned out to be dead; the queue is still in delivery then. Else None.
@@ -105,7 +105,7 @@ class RequestContext(DeliveryQueue[Delivery]):
                 items = self.next()
         return None
 
-    def _deliver(self, items: Sequence[Delivery], lock: Lock) -> list[Delivery] | None:
+    def _deliver(self, items: Sequence[RoutedMessage], lock: Lock) -> list[RoutedMessage] | None:
         sink = self.channels
         left = iter(items)
         item = items[0]
@@ -126,7 +126,7 @@ class RequestContext(DeliveryQueue[Delivery]):
         return None
 
 
-class Subscription(DeliveryQueue[Sequence[KernelMessage]]):
+class SubscriberQueue(DeliveryQueue[Sequence[KernelMessage]]):
     """A global subscriber, as the broker sees it."""
 
     __slots__ = ("subscriber",)
@@ -159,12 +159,12 @@ class Subscription(DeliveryQueue[Sequence[KernelMessage]]):
             raise
 
 
-class Subscriptions:
+class GlobalSubscribers:
     """The global subscribers of a broker. Guarded by the broker's lock; ``deliver`` acquires it."""
 
     def __init__(self, lock: Lock) -> None:
         self._lock = lock
-        self._all: list[Subscription] = []
+        self._all: list[SubscriberQueue] = []
         self.dropped_before = 0
         """Messages dropped by subscribers that were removed."""
         self.pruned = 0
@@ -176,7 +176,7 @@ class Subscriptions:
     def add(self, subscriber: Subscriber) -> None:
         """Add a subscriber, unless it is there already."""
         if all(one.subscriber is not subscriber for one in self._all):
-            self._all.append(Subscription(subscriber))
+            self._all.append(SubscriberQueue(subscriber))
 
     def remove(self, subscriber: Subscriber) -> bool:
         return any(self._remove(one) for one in self._all if one.subscriber is subscriber)
@@ -194,7 +194,7 @@ class Subscriptions:
         """Messages dropped by subscribers, removed ones included."""
         return self.dropped_before + sum(dropped_by(one.subscriber) for one in self._all)
 
-    def append(self, batch: Sequence[KernelMessage], only: Subscriber | None = None) -> list[Subscription]:
+    def append(self, batch: Sequence[KernelMessage], only: Subscriber | None = None) -> list[SubscriberQueue]:
         """Append a batch for every subscriber, or for one; return the subscriptions that no thread delivers yet."""
         due = self._all if only is None else [one for one in self._all if one.subscriber is only]
         for one in due:
@@ -204,20 +204,20 @@ class Subscriptions:
     def has(self, subscriber: Subscriber) -> bool:
         return any(one.subscriber is subscriber for one in self._all)
 
-    def deliver(self, due: Sequence[Subscription]) -> None:
+    def deliver(self, due: Sequence[SubscriberQueue]) -> None:
         """Deliver to these subscribers. Called without the lock."""
         for one in due:
             if not one.deliver_pending(self._lock):
                 self._prune(one)
 
-    def _prune(self, one: Subscription) -> None:
+    def _prune(self, one: SubscriberQueue) -> None:
         with self._lock:
             one.next()
             one.stop()
             if self._remove(one):
                 self.pruned += 1
 
-    def _remove(self, one: Subscription) -> bool:
+    def _remove(self, one: SubscriberQueue) -> bool:
         if one not in self._all:
             return False
         # A new list: ``deliver`` may be iterating over the old one.

@@ -59,7 +59,7 @@ class Dealer:
             self._on_frames(frames)
 
 
-class Asked(NamedTuple):
+class PendingReply(NamedTuple):
     """A request that was sent, and its reply. Cancel the reply when it is no longer wanted."""
 
     id: str
@@ -67,7 +67,7 @@ class Asked(NamedTuple):
 
 
 class ShellClient:
-    """One client of one kernel. ``on_message`` gets every message, replies to ``ask`` included."""
+    """One client of one kernel. ``on_message`` gets every message, replies to ``request`` included."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class ShellClient:
         self._wire = wire
         self._on_message = on_message
         self._replies: dict[str, asyncio.Future[KernelMessage]] = {}
-        self.can_be_asked = asyncio.Event()
+        self.stdin_connected = asyncio.Event()
         """Set when the stdin socket is connected: before that, an ``input_request`` of the kernel would be lost."""
         self._dealers = {port: self._open(connection, context, port) for port in PORTS}
 
@@ -98,12 +98,12 @@ class ShellClient:
             logger.warning("%s was not sent: the kernel does not read its requests", msg_type)
         return message
 
-    def ask(self, port: ShellPort, msg_type: str, content: dict[str, Any] | None = None) -> Asked:
+    def request(self, port: ShellPort, msg_type: str, content: dict[str, Any] | None = None) -> PendingReply:
         message = self.send(port, msg_type, content or {})
         future: asyncio.Future[KernelMessage] = asyncio.get_running_loop().create_future()
         self._replies[message.msg_id] = future
         future.add_done_callback(lambda _: self._replies.pop(message.msg_id, None))
-        return Asked(message.msg_id, future)
+        return PendingReply(message.msg_id, future)
 
     def send_execute_request(
         self,
@@ -163,7 +163,7 @@ class ShellClient:
         if port == "stdin":
             self._watched = socket
             monitor = socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
-            self._monitor = Dealer(monitor, lambda _: self.can_be_asked.set())
+            self._monitor = Dealer(monitor, lambda _: self.stdin_connected.set())
         socket.connect(connection.endpoint(port))
         return Dealer(socket, partial(self._on_frames, port))
 

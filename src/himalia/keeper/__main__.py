@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from himalia.keeper.process import KeeperProcess, SignalSocket
-from himalia.keeper.server_connection import LINE_BYTES_MAX, ServerConnection
+from himalia.keeper.server_connection import LINE_BYTES_MAX, KeeperConnection
 
 LAUNCH_WITHIN_S = 60.0
 
@@ -29,7 +29,7 @@ def main(argv: Sequence[str]) -> int:
     line, _, rest = received.partition(b"\n")
     request = json.loads(line)
     try:
-        keeper = KeeperProcess(directory, ServerConnection(server, rest), request, signals)
+        keeper = KeeperProcess(directory, KeeperConnection(server, rest), request, signals)
     except Exception as error:
         print(f"himalia keeper: {error}", file=sys.stderr, flush=True)
         _refuse(server, request, error)

@@ -17,7 +17,7 @@ from himalia.jupyter.connection_file import ConnectionInfo, read_connection_file
 from himalia.keeper.client import KeeperClient, KernelNotStarted, Spooled, read_spool, remove_stale_directory
 from himalia.keeper.launch import kernel_environment, transport_encryption
 from himalia.keeper.limits import Limits
-from himalia.keeper.provisioner import KeeperProvisioner, let_go, reattach
+from himalia.keeper.provisioner import KeeperProvisioner, detach_manager, reattach
 from himalia.settings import Settings
 
 EXCERPT_MAX = 600
@@ -211,7 +211,7 @@ class KernelProcess:
 
     async def detach(self) -> None:
         """Leave it to its keeper."""
-        await let_go(self._manager)
+        await detach_manager(self._manager)
 
     def _bind(self) -> tuple[KeeperClient, ConnectionInfo, asyncio.Future[int]]:
         """Return the keeper of the process that was just started or found, its connection, and its exit to come."""

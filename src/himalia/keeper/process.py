@@ -21,7 +21,7 @@ from himalia.keeper import kernel_directory
 from himalia.keeper.event_loop import EventLoop
 from himalia.keeper.kernel_supervisor import KernelSupervisor
 from himalia.keeper.lease import Lease
-from himalia.keeper.server_connection import ServerConnection, ServerConnections
+from himalia.keeper.server_connection import KeeperConnection, ServerConnections
 from himalia.keeper.server_protocol import (
     KeeperEvent,
     KeeperInfo,
@@ -70,7 +70,7 @@ class _Shutdown:
     def __init__(self, *, keeps_files: bool) -> None:
         self.keeps_files = keeps_files
         """For the next server. One that releases the kernel, and has read all that there is, says otherwise."""
-        self.releases: list[tuple[ServerConnection, Any]] = []
+        self.releases: list[tuple[KeeperConnection, Any]] = []
         """The ``release`` requests, which are answered when all is done."""
 
 
@@ -78,7 +78,7 @@ class KeeperProcess:
     """One kernel and the servers that hold its lease. Gets the events of both, all in one thread."""
 
     def __init__(
-        self, directory: Path, server: ServerConnection, request: dict[str, Any], signals: SignalSocket
+        self, directory: Path, server: KeeperConnection, request: dict[str, Any], signals: SignalSocket
     ) -> None:
         """Start the kernel that the request describes. If anything fails, nothing of it stays behind."""
         self._directory = directory
@@ -174,13 +174,13 @@ class KeeperProcess:
 
     # As ConnectionListener
 
-    def connected(self, connection: ServerConnection) -> None:
+    def connected(self, connection: KeeperConnection) -> None:
         if self._kernel.was_connected:
             connection.send({"event": KeeperEvent.LISTENING})
         if self._kernel.exit is not None:
             connection.send(_exited(self._kernel.exit))
 
-    def request_received(self, connection: ServerConnection, line: bytes) -> None:
+    def request_received(self, connection: KeeperConnection, line: bytes) -> None:
         request_id = None
         try:
             request = json.loads(line)
@@ -194,7 +194,7 @@ class KeeperProcess:
             if answer is not None:
                 connection.send({"id": request_id, "ok": True, **answer})
 
-    def _serve(self, connection: ServerConnection, request: dict[str, Any]) -> dict[str, Any] | None:
+    def _serve(self, connection: KeeperConnection, request: dict[str, Any]) -> dict[str, Any] | None:
         """Serve one request and return the fields of its answer; None if it is answered later."""
         match request.get("op"):
             case KeeperOp.HELLO:
@@ -217,7 +217,7 @@ class KeeperProcess:
             case op:
                 raise InvalidRequest(f"no such op: {op!r}")
 
-    def _release(self, connection: ServerConnection, request: dict[str, Any]) -> None:
+    def _release(self, connection: KeeperConnection, request: dict[str, Any]) -> None:
         shutdown = self._begin_shutdown("a server released it")
         # The files stay if any of the servers that release the kernel wants them.
         keeps_files = bool(request.get("keep_files"))

@@ -274,7 +274,7 @@ async def reattach(
         raise
 
 
-async def let_go(manager: AsyncKernelManager, *, keep_s: float | None = None) -> None:
+async def detach_manager(manager: AsyncKernelManager, *, keep_s: float | None = None) -> None:
     """Detach a manager from its kernel, which a server can adopt again, within ``keep_s`` if that is given.
 
     The manager cannot be used any more. Its sockets are closed here, since a garbage collector that finds them in the

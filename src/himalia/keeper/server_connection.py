@@ -20,7 +20,7 @@ LINE_BYTES_MAX = 16 << 20
 UNSENT_BYTES_MAX = 32 << 20
 
 
-class ServerConnection:
+class KeeperConnection:
     """A socket to one server."""
 
     def __init__(self, sock: socket.socket, received: bytes = b"") -> None:
@@ -95,10 +95,10 @@ class ServerConnection:
 class ConnectionListener(Protocol):
     """Gets the events of all connections, in the keeper's one thread."""
 
-    def connected(self, connection: ServerConnection) -> None:
+    def connected(self, connection: KeeperConnection) -> None:
         """A server has connected."""
 
-    def request_received(self, connection: ServerConnection, line: bytes) -> None:
+    def request_received(self, connection: KeeperConnection, line: bytes) -> None:
         """A server has sent a line."""
 
 
@@ -110,18 +110,18 @@ class ServerConnections:
         self._loop = loop
         self._lease = lease
         self._listener = listener
-        self._connections: dict[int, ServerConnection] = {}
+        self._connections: dict[int, KeeperConnection] = {}
         self._socket = listen(path)
         loop.add(self._socket.fileno(), lambda _: self._accept())
 
-    def add(self, connection: ServerConnection) -> None:
+    def add(self, connection: KeeperConnection) -> None:
         """Serve a connection; from now on it holds the lease."""
         self._connections[connection.fileno()] = connection
         self._loop.add(connection.fileno(), partial(self._serve, connection))
         self._lease.acquire()
         self._listener.connected(connection)
 
-    def make_follower(self, connection: ServerConnection) -> None:
+    def make_follower(self, connection: KeeperConnection) -> None:
         """Send it a notice whenever the spool has grown, and nothing else.
 
         It no longer holds the lease: its server has another connection, by which it also learns of the kernel's end.
@@ -153,9 +153,9 @@ class ServerConnections:
             accepted, _ = self._socket.accept()
         except OSError:
             return
-        self.add(ServerConnection(accepted))
+        self.add(KeeperConnection(accepted))
 
-    def _serve(self, connection: ServerConnection, events: int) -> None:
+    def _serve(self, connection: KeeperConnection, events: int) -> None:
         if events & zmq.POLLOUT:
             connection.flush()
         if events & ~zmq.POLLOUT:
@@ -163,7 +163,7 @@ class ServerConnections:
                 self._listener.request_received(connection, line)
         self._update(connection)
 
-    def _update(self, connection: ServerConnection) -> None:
+    def _update(self, connection: KeeperConnection) -> None:
         """Wait for what the connection waits for; remove one that is closed."""
         descriptor = connection.fileno()
         if not connection.is_closed:

@@ -8,7 +8,7 @@ from collections import Counter
 from typing import Any
 
 from himalia.errors import KernelFailed, KernelUnavailable
-from himalia.iopub.shell import Asked, ShellPort
+from himalia.iopub.shell import PendingReply, ShellPort
 from himalia.jupyter.connection_file import ConnectionInfo
 from himalia.jupyter.records import KernelEvent
 from himalia.jupyter.wire import FaultKind, KernelMessage
@@ -171,8 +171,8 @@ class KernelConnector:
         excerpt = f"; it said: {end}" if end else ""
         return KernelFailed(f"kernel {self._name!r} {what}{excerpt}", kernel_id=self._output.kernel_id)
 
-    def _probe(self, connection: KernelConnection, port: ShellPort) -> Asked:
-        probe = connection.shell.ask(port, "kernel_info_request")
+    def _probe(self, connection: KernelConnection, port: ShellPort) -> PendingReply:
+        probe = connection.shell.request(port, "kernel_info_request")
         self._output.monitor.expect(probe.id)
         return probe
 
@@ -258,6 +258,6 @@ class KernelConnector:
 
 async def _wait_for_stdin(connection: KernelConnection) -> None:
     try:
-        await asyncio.wait_for(connection.shell.can_be_asked.wait(), STDIN_WITHIN_S)
+        await asyncio.wait_for(connection.shell.stdin_connected.wait(), STDIN_WITHIN_S)
     except TimeoutError:
         logger.warning("a kernel's stdin socket does not answer")

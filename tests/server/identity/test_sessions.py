@@ -394,11 +394,11 @@ def test_a_damaged_file_signs_everybody_out_and_stops_nothing(serve: Serve, tmp_
 
 def test_a_session_expires(serve: Serve) -> None:
     """After session_s the cookie is worth nothing, and what it has open ends."""
-    server = serve(session_s=1.5)
+    server = serve(session_s=5)
+    server.create("orders")
     with server.http() as http:
         sign_in(http, server.token or "")
         assert http.get("/topics").status_code == 200
-        server.create("orders")
         with http.stream("GET", "/topics/orders/events") as stream:
             text = "".join(stream.iter_text())
         assert "UNAUTHORIZED" in text and "expired" in text

@@ -35,7 +35,5 @@ def test_the_python_runs(
 
 
 def test_every_directory_of_a_warehouse_is_in_the_table() -> None:
-    listed = {
-        span for cells in rows(section(GUIDE, "## What is in a warehouse")) for span in code_spans(cells[0])
-    }
+    listed = {span for cells in rows(section(GUIDE, "## The warehouse")) for span in code_spans(cells[0])}
     assert listed == {*TABLES, REQUESTS, POSITIONS, "lock"}
