@@ -159,7 +159,7 @@ def test_another_warehouse(tmp_path: Path) -> None:
         (["show", "messages", "--order", "ts sideways"], 1, "is not an order"),
         (["show", "messages", "--limit", "0"], 2, "--limit"),
         (["sql", "selec 1"], 1, "'selec 1' is not a query"),
-        (["sql", "copy messages to 'x'"], 1, "tables are only read here: begin with SELECT, WITH"),
+        (["sql", "copy messages to 'x'"], 1, "tables are read-only"),
         (["sql", "select * from nope"], 1, "there is no table 'nope'; there are messages"),
         (["sql", "select (1 from messages", "--json"], 1, "this is not SQL"),
         (["run"], 2, "give --once, or --every"),
@@ -333,7 +333,7 @@ def test_the_help_names_the_tables_that_a_kernels_condition_leaves_alone() -> No
 def test_forgetting_asks_first(own: Path, typed: str, left: int, code: int) -> None:
     """On a terminal it says what would go, and waits for a word."""
     with TerminalCommand("pipeline", "forget", "--where", "offset < 5 and publisher = 'shop'") as terminal:
-        terminal.until("Erase rows: 5 of messages, for good? [y/N]")
+        terminal.until("Erase rows: 5 of messages permanently? [y/N]")
         terminal.type(typed)
         assert terminal.end() == code
     assert Tables(own).count("messages") == left
