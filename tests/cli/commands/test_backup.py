@@ -59,10 +59,10 @@ def test_a_backup_that_cannot_be_written_names_its_place(log: str, tmp_path: Pat
         client.publish_many("orders", ["x" * 1000] * 4000)
         with small_file_system(tmp_path / "disk") as disk:
             done = himalia("backup", str(disk / "x.db"), "--log", log)
-            assert_sentence(done, 1, f"the backup cannot be written to {disk}/x.db: no space is left there")
+            assert_sentence(done, 1, f"cannot write the backup to {disk}/x.db: no space is left there")
             assert list(disk.iterdir()) == []
         for target in ("/proc/x.db", str(tmp_path / ("x" * 300))):
-            assert_sentence(himalia("backup", target, "--log", log), 1, f"cannot be written to {target}: ")
+            assert_sentence(himalia("backup", target, "--log", log), 1, f"cannot write the backup to {target}: ")
         assert client.health().status == "ok"
 
 
