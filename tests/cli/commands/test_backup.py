@@ -62,7 +62,9 @@ def test_a_backup_that_cannot_be_written_names_its_place(log: str, tmp_path: Pat
             assert_sentence(done, 1, f"cannot write the backup to {disk}/x.db: no space is left there")
             assert list(disk.iterdir()) == []
         for target in ("/proc/x.db", str(tmp_path / ("x" * 300))):
-            assert_sentence(himalia("backup", target, "--log", log), 1, f"cannot write the backup to {target}: ")
+            assert_sentence(
+                himalia("backup", target, "--log", log), 1, f"cannot write the backup to {target}: "
+            )
         assert client.health().status == "ok"
 
 
