@@ -159,7 +159,7 @@ def test_another_warehouse(tmp_path: Path) -> None:
         (["show", "messages", "--order", "ts sideways"], 1, "is not an order"),
         (["show", "messages", "--limit", "0"], 2, "--limit"),
         (["sql", "selec 1"], 1, "'selec 1' is not a query"),
-        (["sql", "copy messages to 'x'"], 1, "tables are read-only"),
+        (["sql", "copy messages to 'x'"], 1, "tables are read-only: begin with SELECT, WITH"),
         (["sql", "select * from nope"], 1, "there is no table 'nope'; there are messages"),
         (["sql", "select (1 from messages", "--json"], 1, "this is not SQL"),
         (["run"], 2, "give --once, or --every"),
