@@ -165,23 +165,24 @@ def test_a_run_in_one_line() -> None:
 
 
 STOPPED = """
-import sys, threading
+import queue, sys, threading
 from himalia.cli.process.signals import GracefulStop
 
-asked = threading.Semaphore(0)
-with GracefulStop() as stop, stop.call_on_signal(asked.release):
+# A handler of signals may interrupt get, and a SimpleQueue allows put then; a semaphore would block for ever.
+asked = queue.SimpleQueue()
+with GracefulStop() as stop, stop.call_on_signal(lambda: asked.put(True)):
     if sys.argv[1] == "at work":
         with stop.defer_exit():
             print("ready", flush=True)
             for _ in sys.argv[2:]:
-                asked.acquire(timeout=20)
+                asked.get(timeout=20)
                 print("asked", flush=True)
     else:
         try:
             print("ready", flush=True)
             threading.Event().wait(20)
         except BaseException:
-            print("asked", asked.acquire(blocking=False), flush=True)
+            print("asked", not asked.empty(), flush=True)
             if sys.argv[1] == "starting":
                 raise
 print("ended in order", stop.is_requested, flush=True)
