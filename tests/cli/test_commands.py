@@ -79,7 +79,7 @@ def test_a_wrong_token_is_one_sentence(serve: Callable[..., RunningServer]) -> N
     """A refused token is told as the server says it."""
     server = serve()
     for command in CLIENTS:
-        assert_sentence(himalia(*command, "--url", server.url, "--token", "wrong"), 1, "not known")
+        assert_sentence(himalia(*command, "--url", server.url, "--token", "wrong"), 1, "invalid key")
 
 
 def test_url_and_token_from_the_environment(serve: Callable[..., RunningServer]) -> None:

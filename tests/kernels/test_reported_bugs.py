@@ -558,7 +558,7 @@ def test_what_readers_tell_events_by_is_reserved() -> None:
     """Every type that the page or the pipeline takes for something of another channel cannot come by IOPub."""
     page = (Path(himalia.__file__).parent / "page" / "live" / "kernel_session.js").read_text()
     of_iopub = {"status", "execute_input", "execute_result", "error"}
-    taken = set(re.findall(r'told\.type === "(\w+)"', page)) - of_iopub
+    taken = set(re.findall(r'message\.type === "(\w+)"', page)) - of_iopub
     assert {"kernel_event", "execute_request", "input_reply"} <= taken <= NOT_ON_IOPUB
     pipeline = (Path(himalia.__file__).parent / "spark" / "transforms" / "iopub.py").read_text()
     for channel in ("shell", "kernel"):

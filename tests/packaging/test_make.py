@@ -37,7 +37,7 @@ def test_without_a_network(tmp_path: Path) -> None:
     """The packages cannot be had: the last words of make's own are what to do. Nothing passes for installed."""
     done = make("setup", tmp_path, **NOWHERE)
     assert done.returncode != 0
-    assert "go online" in done.stdout.splitlines()[-1], done.stdout
+    assert "connect to a network" in done.stdout.splitlines()[-1], done.stdout
     assert not (tmp_path / ".venv" / ".installed").exists()
 
 

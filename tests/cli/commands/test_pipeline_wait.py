@@ -45,7 +45,7 @@ def test_a_pipeline_that_does_not_get_there_is_named(
     server: RunningServer, warehouse: Path, monkeypatch: pytest.MonkeyPatch, offset: int
 ) -> None:
     """One that commits nothing more is not waited for without end."""
-    monkeypatch.setattr(wait, "PATIENCE_S", 0.6)
+    monkeypatch.setattr(wait, "STALLED_AFTER_S", 0.6)
     server.create("orders")
     with SyncClient(server.url) as client:
         client.publish("orders", 1)

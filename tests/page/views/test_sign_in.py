@@ -85,7 +85,7 @@ def test_without_a_session_there_is_a_form(page: Page, locked: RunningServer) ->
     page.on("request", lambda request: seen.append(request))
     goto(page, locked, "#/system")
     sign_in(page, "wrong-but-long-enough-to-be-one")
-    expect(page.get_by_role("alert")).to_have_text(re.compile("not known"))
+    expect(page.get_by_role("alert")).to_have_text("invalid key")
     sign_in(page, "not a key")
     expect(page.get_by_role("alert")).to_have_text(re.compile("without spaces"))
     sign_in(page, locked.token)
