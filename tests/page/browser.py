@@ -60,9 +60,13 @@ def rows_shown(page: Page) -> list[str]:
             const seen = new Map();
             const frame = () => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
             for (let top = 0; ; top += list.clientHeight) {
-                list.dispatchEvent(new WheelEvent("wheel", {deltaY: -1})); // by hand
-                list.scrollTop = top;
-                await frame();
+                for (let tries = 0; tries < 20; tries++) {
+                    list.dispatchEvent(new WheelEvent("wheel", {deltaY: -1})); // by hand
+                    list.scrollTop = top;
+                    await frame();
+                    // A list that still follows its end, because rows came just now, has moved away again.
+                    if (Math.abs(list.scrollTop - Math.min(top, list.scrollHeight - list.clientHeight)) < 2) break;
+                }
                 for (const row of list.querySelectorAll(".vrow:not([hidden])")) {
                     const text = row.querySelector(".offset, .notice")?.textContent;
                     if (text) seen.set(Number(row.getAttribute("aria-posinset")), text);
