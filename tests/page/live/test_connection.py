@@ -84,7 +84,7 @@ def answers_in_a_flood(directory: Path) -> tuple[float, float]:
         server.create("flood")
         server.give_way()
         page.goto(f"{server.url}/?token={server.token}#/topics/flood")
-        page.until("document.body?.textContent.includes('Nothing here yet')")
+        page.until("document.body?.textContent.includes('No records yet')")
         page.evaluate(f"({MEASURE})()")
         clicks = clicks_in_a_flood(page, server)
         answers, longest_ms = page.evaluate("[window.answers, window.longest_ms]")
