@@ -482,13 +482,17 @@ def test_watching_nobody(command: Command) -> None:
 
 @pytest.fixture
 def foreign(kernels: RunningServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KernelManager]:
-    """A kernel that Jupyter started."""
+    """A kernel that Jupyter started, and that answers."""
     directory = Path(kernels.settings.log.removeprefix("sqlite://")).parent / "jupyter"
     manager = KernelManager(
         connection_file=str(directory / f"kernel-{tmp_path_factory.mktemp('f').name}.json")
     )
     manager.start_kernel()
     try:
+        client = manager.blocking_client()
+        client.start_channels()
+        client.wait_for_ready(timeout=60)
+        client.stop_channels()
         yield manager
     finally:
         manager.shutdown_kernel(now=True)
