@@ -24,7 +24,7 @@ child.wait()
 
 
 def test_the_lifeline(tmp_path: Path) -> None:
-    """A module that is run by it gets its own arguments, and SIGTERM when whoever started it is gone."""
+    """A module that is run by it gets its own arguments, and SIGTERM when its parent has ended."""
     (tmp_path / "sleeper.py").write_text("import sys, time\nprint(sys.argv[1], flush=True)\ntime.sleep(60)\n")
     with subprocess.Popen(
         lifeline_command("sleeper", "hello"),

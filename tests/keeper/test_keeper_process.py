@@ -295,7 +295,7 @@ async def test_waiting_for_a_kernel_that_was_let_go_ends(nursery: Nursery) -> No
 
 @pytest.mark.slow
 async def test_kill_9_of_the_kernel_is_told_at_once(nursery: Nursery) -> None:
-    """A callback is called, once, with the signal; a server that connects later is told as well."""
+    """A callback is called, once, with the signal; a server that connects later is notified as well."""
     keeper = await nursery.start(SLEEP)
     told: list[int] = []
     keeper.add_exit_callback(told.append)

@@ -101,7 +101,7 @@ class World:
         self.published += count
 
     def restart_kernel(self) -> None:
-        """Another keeper goes on with the spool, and the server with its position."""
+        """Another keeper continues the spool, and the server with its position."""
         self.consumer.close()
         self.spool.close()
         self.spool = Spool(self.directory, **self._spool_options)

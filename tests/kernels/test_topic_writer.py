@@ -236,7 +236,7 @@ async def test_a_log_that_cannot_store_is_told_of_once(
 
 
 async def test_cancel_ends_every_wait(unwell: Unwell) -> None:
-    """A writer to a log that never recovers can be cancelled; nobody waits for it any longer."""
+    """A writer to a log that never recovers can be cancelled; no task waits for it any longer."""
     writer = writer_to(unwell)
     unwell.gate.clear()
     future = writer.append(event_draft("k", "started"))

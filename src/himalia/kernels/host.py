@@ -436,7 +436,7 @@ class KernelHost:
             closed.cancel()
         if not request.closed.done():
             raise ShuttingDown(
-                f"the server is shutting down while request {request.id} goes on; ask for its result later",
+                f"the server is shutting down while request {request.id} is running; fetch its result later",
                 request_id=request.id,
             )
 

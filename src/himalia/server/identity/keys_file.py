@@ -35,7 +35,7 @@ class KeysFile:
         self._path = path
 
     def read(self) -> list[KeySpec]:
-        """Return the keys in the file, whoever owns it."""
+        """Return the keys in the file, without a check of its owner."""
         return parse_keys(read_private(self._path, WHAT), self._path)
 
     def add(
